@@ -1,0 +1,1 @@
+"""Checkpoint to verified bundle: tracing, graph passes, the parity gate."""

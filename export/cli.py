@@ -1,0 +1,82 @@
+"""``sentport export``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+DESCRIPTION = "Turn a checkpoint into a verified bundle: one graph with pooling and normalisation inside."
+EXAMPLE = "sentport export ./all-MiniLM-L6-v2 --out minilm.bundle"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("source", metavar="SOURCE", help="checkpoint folder, or a model id of the hub")
+    parser.add_argument("--out", metavar="BUNDLE", type=Path, required=True, help="folder to make")
+    parser.add_argument("--layout", default="padded", help="graph layouts, comma-separated (padded)")
+    parser.add_argument("--precision", default="fp32", help="precisions, comma-separated (fp32)")
+    parser.add_argument("--flavour", default="portable,ort", help="comma-separated: portable, ort (default: both)")
+    parser.add_argument("--pooling", help="cls, max or mean; only for checkpoints that do not say themselves")
+    parser.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, help="append L2 normalisation (default: as saved)"
+    )
+    parser.add_argument("--opset", type=int, help="ONNX operator set (18)")
+    parser.add_argument("--ir-version", type=int, help="ONNX file format (10)")
+    parser.add_argument("--force", action="store_true", help="replace an existing bundle once the new one has passed")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export and report."""
+    from sentport.errors import SentportError
+
+    for name, value, known in (("layout", arguments.layout, "padded"), ("precision", arguments.precision, "fp32")):
+        if value != known:
+            raise SentportError(f"{name} {value} is not supported yet; expected {known}")
+    _require_packages()
+    from export.exporter import ExportOptions, export_bundle
+    from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET
+
+    options = ExportOptions(
+        flavours=tuple(dict.fromkeys(name.strip() for name in arguments.flavour.split(","))),
+        pooling=arguments.pooling,
+        normalize=arguments.normalize,
+        opset=DEFAULT_OPSET if arguments.opset is None else arguments.opset,
+        ir_version=DEFAULT_IR_VERSION if arguments.ir_version is None else arguments.ir_version,
+        force=arguments.force,
+    )
+    start = time.monotonic()
+
+    def say(message: str) -> None:
+        if not arguments.quiet:
+            print(f"[{time.monotonic() - start:5.1f} s] {message}", file=sys.stderr, flush=True)
+
+    bundle = export_bundle(arguments.source, arguments.out, options, say)
+    size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
+    worst = min(graph.parity["cosine"] for graph in bundle.graphs)
+    if arguments.json:
+        graphs = {graph.file: dict(graph.parity) for graph in bundle.graphs}
+        report = {"path": str(bundle.path), "bytes": size, "fingerprint": bundle.spec.fingerprint, "graphs": graphs}
+        print(json.dumps(report))
+        return 0
+    print(f"bundle        {bundle.path}  ({size / 1e6:.0f} MB)")
+    print(f"worst cosine  {worst:.7f} to the source, over {bundle.graphs[0].parity['rows']} vectors a graph")
+    print(f"next          sentport encode {bundle.path} --input texts.txt --output vectors.npy")
+    return 0
+
+
+def _require_packages() -> None:
+    from importlib.util import find_spec
+
+    from sentport.errors import SentportError
+
+    missing = [
+        name for name in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime") if find_spec(name) is None
+    ]
+    if missing:
+        raise SentportError(
+            f"export needs {', '.join(missing)}, not installed here: pip install 'sentport[export,cpu]'"
+        )

@@ -1,0 +1,18 @@
+"""The fixed graph signatures (docs/architecture.md): what every exported graph takes and gives."""
+
+from __future__ import annotations
+
+from sentport.bundle import TensorRecord
+
+OUTPUT = "sentence_embedding"
+
+
+def padded_inputs(uses_token_types: bool) -> tuple[TensorRecord, ...]:
+    """Inputs of layout ``padded``, all ``[batch, tokens] int64``."""
+    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if uses_token_types else [])
+    return tuple(TensorRecord(name, "int64", ("batch", "tokens")) for name in names)
+
+
+def outputs(dim: int) -> tuple[TensorRecord, ...]:
+    """The one output; ``dim`` is the only number among all axes."""
+    return (TensorRecord(OUTPUT, "float32", ("batch", dim)),)

@@ -1,0 +1,162 @@
+"""The golden suite: texts and hand-made token batches with the source model's vectors for them.
+
+Vectors are the source's for each row alone and unpadded, so that nothing a batch does can hide in them. The suite is
+written into the bundle; a later check needs neither torch nor the source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentport.batch import TokenBatch
+from sentport.engines import Engine
+from sentport.errors import BundleError
+from sentport.tokenizer import Tokenizer
+
+# Rows x tokens: smallest, single row, odd sizes, and long; each is cut to max_tokens.
+FIXED_SHAPES = ((1, 1), (1, 8), (2, 7), (3, 33), (5, 512))
+_RANDOM_SHAPES = 6
+_MAX_RANDOM_ROWS = 8
+_MAX_RANDOM_TOKENS = 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hand-made batch.
+
+    Attributes:
+        name: Its shape, for messages.
+        batch: Token ids with random ids (garbage) under the zeros of the mask.
+        vectors: ``[rows, dim]`` of the source; zeros for rows without a token.
+    """
+
+    name: str
+    batch: TokenBatch
+    vectors: NDArray[np.float32]
+
+    @property
+    def has_tokens(self) -> NDArray[np.bool_]:
+        """``[rows]`` whether any token of the row is attended to."""
+        return np.array([mask.any() for mask in _rows(self.batch.attention_mask, self.batch.lengths)], bool)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Texts with their vectors ``[texts, dim]``, and hand-made batches."""
+
+    texts: tuple[str, ...]
+    text_vectors: NDArray[np.float32]
+    cases: tuple[Case, ...]
+
+
+def build_suite(
+    source: Engine,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    vocabulary: int,
+    token_types: int,
+    seed: int = 0,
+) -> Suite:
+    """Compute a suite with the source model.
+
+    Args:
+        source: The source model as an engine.
+        tokenizer: The bundle's tokenizer.
+        texts: The parity texts.
+        vocabulary: Ids of hand-made batches are drawn below this.
+        token_types: Token types are drawn below this; 1 for a model without.
+        seed: For shapes and ids.
+    """
+    random = np.random.default_rng(seed)
+    limit = tokenizer.max_tokens
+    shapes = [(rows, min(tokens, limit)) for rows, tokens in FIXED_SHAPES]
+    for _ in range(_RANDOM_SHAPES):
+        rows = int(random.integers(1, _MAX_RANDOM_ROWS + 1))
+        shapes.append((rows, int(random.integers(1, min(limit, _MAX_RANDOM_TOKENS) + 1))))
+    batches = [_random_batch(random, rows, tokens, vocabulary, token_types) for rows, tokens in shapes]
+    return Suite(
+        texts=tuple(texts),
+        text_vectors=np.concatenate([source.run(TokenBatch.from_rows([row])) for row in tokenizer.encode(texts).rows]),
+        cases=tuple(
+            Case(f"{rows}x{tokens}", batch, _row_by_row(source, batch))
+            for (rows, tokens), batch in zip(shapes, batches, strict=True)
+        ),
+    )
+
+
+def _random_batch(random: np.random.Generator, rows: int, tokens: int, vocabulary: int, token_types: int) -> TokenBatch:
+    """``rows x tokens`` of random ids; the first row is full, a last row of four and more has no token at all."""
+    real = random.integers(1, tokens + 1, size=rows)
+    real[0] = tokens
+    if rows > 3:
+        real[-1] = 0
+    mask = (np.arange(tokens) < real[:, None]).astype(np.int64)  # [rows, tokens]
+    return TokenBatch(
+        ids=random.integers(0, vocabulary, size=rows * tokens),
+        lengths=np.full(rows, tokens, np.int32),
+        attention_mask=mask.reshape(-1),
+        token_type_ids=random.integers(0, token_types, size=rows * tokens),
+    )
+
+
+def _rows(flat: NDArray[np.int64] | None, lengths: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+    assert flat is not None  # hand-made batches give every array
+    return np.split(flat, np.cumsum(lengths)[:-1])
+
+
+def _row_by_row(source: Engine, batch: TokenBatch) -> NDArray[np.float32]:
+    """The source's vector of each row alone, its masked tail cut off."""
+    tables = (batch.ids, batch.attention_mask, batch.token_type_ids)
+    vectors: list[NDArray[np.float32] | None] = []
+    for ids, mask, types in zip(*(_rows(table, batch.lengths) for table in tables), strict=True):
+        real = int(mask.sum())
+        alone = TokenBatch(ids[:real], np.array([real], np.int32), token_type_ids=types[:real])
+        vectors.append(source.run(alone)[0] if real else None)
+    dim = next(len(vector) for vector in vectors if vector is not None)  # the first row is never empty
+    return np.stack([np.zeros(dim, np.float32) if vector is None else vector for vector in vectors])
+
+
+def save_suite(suite: Suite, path: Path) -> None:
+    """Write ``golden.npz``; plain arrays only, texts as JSON bytes."""
+    arrays: dict[str, NDArray[np.generic]] = {
+        "texts": np.frombuffer(json.dumps(suite.texts).encode(), np.uint8),
+        "text_vectors": suite.text_vectors,
+        "cases": np.frombuffer(json.dumps([case.name for case in suite.cases]).encode(), np.uint8),
+    }
+    for number, case in enumerate(suite.cases):
+        for name in ("ids", "lengths", "attention_mask", "token_type_ids"):
+            arrays[f"case{number}_{name}"] = getattr(case.batch, name)
+        arrays[f"case{number}_vectors"] = case.vectors
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy types the keyword arrays as its own flags
+
+
+def load_suite(path: Path) -> Suite:
+    """Read ``golden.npz``.
+
+    Raises:
+        BundleError: When it is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = json.loads(arrays["cases"].tobytes())
+            cases = tuple(
+                Case(
+                    name,
+                    TokenBatch(
+                        *(arrays[f"case{n}_{part}"] for part in ("ids", "lengths", "attention_mask", "token_type_ids"))
+                    ),
+                    arrays[f"case{n}_vectors"],
+                )
+                for n, name in enumerate(names)
+            )
+            return Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases)
+    except (KeyError, ValueError, OSError) as error:
+        raise BundleError(f"{path} is damaged ({error}); export the checkpoint again") from error

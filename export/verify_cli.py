@@ -1,0 +1,46 @@
+"""``sentport verify``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+DESCRIPTION = "Repeat the parity gate on a bundle, from its golden suite (no torch needed) or against the checkpoint."
+EXAMPLE = "sentport verify minilm.bundle --source ./all-MiniLM-L6-v2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("bundle", metavar="BUNDLE", help="bundle folder")
+    parser.add_argument("--source", metavar="CKPT", help="compute the source's vectors again from this checkpoint")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--expect", metavar="SHA256", help="refuse unless bundle.json has this hash")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify and report; 1 when a graph is refused."""
+    from export.verify import verify_bundle
+    from sentport.bundle import read_bundle
+
+    bundle = read_bundle(arguments.bundle, arguments.expect)
+    verdicts = verify_bundle(bundle, arguments.source, arguments.device)
+    passed = all(verdict.parity is not None for verdict in verdicts)
+    if arguments.json:
+        graphs = {
+            verdict.graph.file: asdict(verdict.parity) if verdict.parity else {"refused": verdict.reason}
+            for verdict in verdicts
+        }
+        print(json.dumps({"passed": passed, "fingerprint": bundle.spec.fingerprint, "graphs": graphs}))
+        return 0 if passed else 1
+    for verdict in verdicts:
+        if verdict.parity is None:
+            print(f"REFUSED  {verdict.reason}")
+            continue
+        parity = verdict.parity
+        print(
+            f"passed   {verdict.graph.file}  worst cosine {parity.cosine:.7f}, relative L2 {parity.relative_l2:.1e}, "
+            f"alone against in company {parity.company:.1e}, {parity.rows} vectors"
+        )
+    return 0 if passed else 1

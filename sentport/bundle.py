@@ -1,0 +1,257 @@
+"""The bundle folder: what export writes and everything downstream reads (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sentport import __version__
+from sentport.errors import BundleError
+
+FORMAT = (1, 0)
+DESCRIPTION_FILE = "bundle.json"
+TOKENIZER_FILE = "tokenizer.json"
+GOLDEN_FILE = "golden.npz"
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One graph input or output: its name, element type, and axes (a name, or the static ``dim``)."""
+
+    name: str
+    dtype: str
+    axes: tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One graph of a bundle and the proof that came with it."""
+
+    file: str
+    layout: str
+    precision: str
+    flavour: str
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    opset: int
+    ir_version: int
+    sha256: str
+    operators: Mapping[str, int]
+    parity: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a text encoder is, whatever runs it.
+
+    Attributes:
+        source: Name of the checkpoint.
+        weights_sha256: Hash over the weights that take part, by tensor name.
+        tokenizer_sha256: Hash of ``tokenizer.json``.
+        architecture: Model type as in the checkpoint's ``config.json``.
+        modules: The module chain as exported, in order.
+        dim: Width of a vector.
+        similarity: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``.
+        max_tokens: Length limit, special tokens included.
+        max_tokens_source: Which setting decided it.
+        prompts: Saved prompts by name.
+        default_prompt: Name of the prompt used when none is named, or None.
+    """
+
+    source: str
+    weights_sha256: str
+    tokenizer_sha256: str
+    architecture: str
+    modules: tuple[Mapping[str, Any], ...]
+    dim: int
+    similarity: str
+    max_tokens: int
+    max_tokens_source: str
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the chain ends in L2 normalisation."""
+        return bool(self.modules) and self.modules[-1]["type"] == "Normalize"
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the embedding space: vectors of equal fingerprints may be compared with each other."""
+        space = {
+            "weights": self.weights_sha256,
+            "modules": list(self.modules),
+            "dim": self.dim,
+            "normalized": self.normalized,
+            "tokenizer": self.tokenizer_sha256,
+            "max_tokens": self.max_tokens,
+            "prompts": dict(self.prompts),
+            "default_prompt": self.default_prompt,
+        }
+        text = json.dumps(space, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose description has been read and checked.
+
+    Attributes:
+        path: The folder.
+        spec: What the encoder is.
+        graphs: Its graphs.
+        golden_sha256: Hash of the golden suite.
+        tokenizer_proof: Lines and limits on which the ids were proven equal to the source tokenizer's.
+        sentport: Version that wrote it.
+    """
+
+    path: Path
+    spec: ModelSpec
+    graphs: tuple[GraphRecord, ...]
+    golden_sha256: str
+    tokenizer_proof: Mapping[str, Any]
+    sentport: str = __version__
+
+    def file(self, name: str, sha256: str) -> Path:
+        """Path of one of the bundle's files, after its hash was checked.
+
+        Raises:
+            BundleError: When the file is missing or has changed.
+        """
+        path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise BundleError(f"bundle.json names {name!r}, which lies outside of {self.path}; do not use this bundle")
+        if not path.is_file():
+            raise BundleError(f"{path} is missing from the bundle; export the checkpoint again")
+        found = sha256_of(path)
+        if found != sha256:
+            raise BundleError(
+                f"{path} has changed: SHA-256 {found[:12]}…, bundle.json says {sha256[:12]}…; export the checkpoint again"
+            )
+        return path
+
+    def graph_file(self, graph: GraphRecord) -> Path:
+        """Path of a graph, checked."""
+        return self.file(graph.file, graph.sha256)
+
+    def tokenizer_file(self) -> Path:
+        """Path of ``tokenizer.json``, checked."""
+        return self.file(TOKENIZER_FILE, self.spec.tokenizer_sha256)
+
+    def golden_file(self) -> Path:
+        """Path of ``golden.npz``, checked."""
+        return self.file(GOLDEN_FILE, self.golden_sha256)
+
+    def select(self, layout: str, precision: str) -> GraphRecord:
+        """The graph to run on this library's own engine.
+
+        ``auto`` takes fp32 where the bundle has it, else its only precision: a lower precision is never chosen
+        unasked. Among flavours the ``ort`` one goes first, since it is the one made for ONNX Runtime.
+
+        Raises:
+            BundleError: Listing what the bundle has when nothing fits, or when ``auto`` would have to guess.
+        """
+        held = sorted({f"{graph.layout} {graph.precision}" for graph in self.graphs})
+        precisions = {graph.precision for graph in self.graphs}
+        if precision == "auto":
+            if "fp32" not in precisions and len(precisions) > 1:
+                raise BundleError(f"{self.path} holds {', '.join(held)}; name a precision")
+            precision = "fp32" if "fp32" in precisions else next(iter(precisions))
+        fitting = [graph for graph in self.graphs if graph.precision == precision and layout in ("auto", graph.layout)]
+        if not fitting:
+            raise BundleError(
+                f"{self.path} has no graph with layout {layout} in {precision}; it holds {', '.join(held)}"
+            )
+        return min(fitting, key=lambda graph: graph.flavour != "ort")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_description(bundle: Bundle) -> None:
+    """Write ``bundle.json``; the last file of an export, so that a folder without it is half-written."""
+    description = {
+        "format": ".".join(map(str, FORMAT)),
+        "sentport": bundle.sentport,
+        **asdict(bundle.spec),
+        "graphs": [asdict(graph) for graph in bundle.graphs],
+        "golden_sha256": bundle.golden_sha256,
+        "tokenizer_proof": bundle.tokenizer_proof,
+        "fingerprint": bundle.spec.fingerprint,
+    }
+    text = json.dumps(description, indent=2, ensure_ascii=False)
+    (bundle.path / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a folder is a finished bundle."""
+    return (path / DESCRIPTION_FILE).is_file()
+
+
+def read_bundle(path: str | Path, expect: str | None = None) -> Bundle:
+    """Read a bundle's description; files are checked by hash when they are taken.
+
+    Args:
+        path: The bundle folder.
+        expect: SHA-256 of ``bundle.json`` (which holds all other hashes), to prove where it comes from.
+
+    Raises:
+        BundleError: When the folder is not a finished bundle, was written by an incompatible version, or changed.
+    """
+    folder = Path(path)
+    description = folder / DESCRIPTION_FILE
+    if not description.is_file():
+        what = "is half-written or not a bundle" if folder.is_dir() else "is not a folder"
+        raise BundleError(
+            f"{folder} {what}: no {DESCRIPTION_FILE}; make one with `sentport export SOURCE --out BUNDLE`"
+        )
+    if expect is not None and sha256_of(description) != expect.lower():
+        raise BundleError(f"{description} has SHA-256 {sha256_of(description)}, expected {expect}")
+    try:
+        values = json.loads(description.read_text(encoding="utf-8"))
+        _check_format(folder, str(values["format"]))
+        bundle = _parse(folder, values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(
+            f"{description} is damaged ({type(error).__name__}: {error}); export the checkpoint again"
+        ) from None
+    if bundle.spec.fingerprint != values["fingerprint"]:
+        raise BundleError(f"{description} has been edited: its fingerprint does not match; export the checkpoint again")
+    return bundle
+
+
+def _check_format(folder: Path, found: str) -> None:
+    major, _, minor = found.partition(".")
+    version = (int(major), int(minor))
+    known = ".".join(map(str, FORMAT))
+    if version[0] < FORMAT[0]:
+        raise BundleError(
+            f"{folder} has bundle format {found}, this sentport reads {known}; make it again with `sentport export`"
+        )
+    if version > FORMAT:
+        raise BundleError(f"{folder} has bundle format {found}, this sentport reads up to {known}; upgrade sentport")
+
+
+def _parse(folder: Path, values: Mapping[str, Any]) -> Bundle:
+    names = ModelSpec.__dataclass_fields__
+    spec = ModelSpec(**{name: _frozen(values[name]) for name in names})
+    graphs = tuple(_parse_graph(graph) for graph in values["graphs"])
+    return Bundle(folder, spec, graphs, values["golden_sha256"], values["tokenizer_proof"], values["sentport"])
+
+
+def _parse_graph(values: Mapping[str, Any]) -> GraphRecord:
+    fields: dict[str, Any] = {name: values[name] for name in GraphRecord.__dataclass_fields__}
+    for side in ("inputs", "outputs"):
+        fields[side] = tuple(TensorRecord(t["name"], t["dtype"], tuple(t["axes"])) for t in values[side])
+    return GraphRecord(**fields)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

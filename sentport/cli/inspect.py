@@ -1,0 +1,58 @@
+"""``sentport inspect``."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = "Show what a bundle holds: model, limits, prompts, graphs and their parity."
+EXAMPLE = "sentport inspect minilm.bundle"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("bundle", metavar="BUNDLE", help="bundle folder")
+    parser.add_argument("--expect", metavar="SHA256", help="refuse unless bundle.json has this hash")
+    parser.add_argument("--json", action="store_true", help="print bundle.json as it is")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the hashes of all files and describe the bundle."""
+    from sentport.bundle import DESCRIPTION_FILE, read_bundle, sha256_of
+
+    bundle = read_bundle(arguments.bundle, arguments.expect)
+    bundle.tokenizer_file()
+    bundle.golden_file()
+    for graph in bundle.graphs:
+        bundle.graph_file(graph)
+    description = bundle.path / DESCRIPTION_FILE
+    if arguments.json:
+        print(description.read_text(encoding="utf-8"), end="")
+        return 0
+    spec = bundle.spec
+    chain = " > ".join(_module_line(dict(module)) for module in spec.modules)
+    rows = [
+        ("source", f"{spec.source} ({spec.architecture}), exported by sentport {bundle.sentport}"),
+        ("chain", chain),
+        ("dim", f"{spec.dim}, similarity {spec.similarity}"),
+        ("max tokens", f"{spec.max_tokens} ({spec.max_tokens_source})"),
+        ("prompts", ", ".join(f"{name}={text!r}" for name, text in spec.prompts.items()) or "none"),
+        ("default prompt", spec.default_prompt or "none"),
+        ("tokenizer", f"ids proven equal on {bundle.tokenizer_proof['lines']} lines"),
+        ("fingerprint", spec.fingerprint),
+        ("bundle.json", f"SHA-256 {sha256_of(description)}"),
+    ]
+    for name, value in rows:
+        print(f"{name:<15} {value}")
+    for graph in bundle.graphs:
+        size = (bundle.path / graph.file).stat().st_size / 1e6
+        print(
+            f"{'graph':<15} {graph.file}  {size:.0f} MB, opset {graph.opset}, IR {graph.ir_version}, "
+            f"worst cosine {graph.parity['cosine']:.7f}, relative L2 {graph.parity['relative_l2']:.1e}"
+        )
+    return 0
+
+
+def _module_line(module: dict[str, object]) -> str:
+    kind = str(module.pop("type"))
+    details = ", ".join(f"{key} {value}" for key, value in module.items())
+    return f"{kind} ({details})" if details else kind

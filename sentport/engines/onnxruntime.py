@@ -1,0 +1,172 @@
+"""Engine ``onnxruntime``: a bundle's graph on CPU or CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentport.batch import TokenBatch
+from sentport.bundle import Bundle, GraphRecord
+from sentport.errors import EngineError
+from sentport.hardware import available_cores, cuda_devices, missing_libraries
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise EngineError(
+        "engine onnxruntime is not installed: pip install 'sentport[cpu]', or 'sentport[gpu]' for CUDA"
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+_PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
+    "cpu": ("CPUExecutionProvider", {}),
+    # TF32 is ONNX Runtime's default for fp32 on CUDA and would break the fp32 gate.
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
+}
+# On CUDA, ONNX Runtime computes shapes on the CPU by design; any of these there means the work fell back.
+_HEAVY_OPERATORS = frozenset(
+    ["MatMul", "FusedMatMul", "Gemm", "Attention", "MultiHeadAttention", "Softmax", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization", "Gelu", "BiasGelu", "FastGelu", "Erf"]
+)
+_DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(float)": "float32"}
+_SILENT = 4  # log severity: fatal only; what matters is read from the session and raised
+
+
+class OnnxRuntimeEngine:
+    """Runs one graph of a bundle; see ``Engine`` for the contract.
+
+    Args:
+        bundle: Where the graph comes from.
+        graph: Which graph.
+        threads: Compute threads in all, or None for the cores that this process may use.
+        device: ``cpu``, ``cuda`` or ``auto`` (CUDA where a device and a working provider are there).
+
+    Raises:
+        EngineError: When the device is not delivered, or the graph's signature is not the recorded one.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, bundle: Bundle, graph: GraphRecord, threads: int | None = None, device: str = "auto") -> None:
+        asked = _resolve_device(device)
+        self.precision = graph.precision
+        self.threads = threads or available_cores()
+        self.sessions = 1
+        self._graph = graph
+        model = bundle.graph_file(graph)
+        with tempfile.TemporaryDirectory(prefix="sentport-profile-") as folder:
+            self._session = _open_session(model, asked, self.threads, Path(folder))
+            self._check_signature(model)
+            self._types = any(tensor.name == "token_type_ids" for tensor in graph.inputs)
+            self.run(TokenBatch.from_rows([[0, 0, 0], [0]]))
+            self.nodes = _nodes_by_provider(Path(self._session.end_profiling()))
+        self.device = _device_that_ran(asked, self.nodes)
+
+    def run(self, batch: TokenBatch) -> NDArray[np.float32]:
+        """Vectors ``[rows, dim]`` float32; the rows are padded to the longest of the batch."""
+        ids, mask, types, _ = batch.padded()
+        feed = {"input_ids": ids, "attention_mask": mask}  # [B, L] each
+        if self._types:
+            feed["token_type_ids"] = types
+        elif batch.token_type_ids is not None and batch.token_type_ids.any():
+            raise EngineError("token types were handed in, but this model has none")
+        vectors: NDArray[np.float32] = self._session.run(None, feed)[0]  # [B, dim]
+        return vectors
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
+
+    def _check_signature(self, model: Path) -> None:
+        for side, found, recorded in (
+            ("input", self._session.get_inputs(), self._graph.inputs),
+            ("output", self._session.get_outputs(), self._graph.outputs),
+        ):
+            have = [(value.name, _DTYPES.get(value.type, value.type), tuple(value.shape)) for value in found]
+            want = [(tensor.name, tensor.dtype, tensor.axes) for tensor in recorded]
+            if have != want:
+                raise EngineError(
+                    f"{model} has {side}s {have}, bundle.json records {want}; export the checkpoint again"
+                )
+
+
+def _resolve_device(device: str) -> str:
+    if device not in ("auto", *_PROVIDERS):
+        raise EngineError(f"device {device!r} is unknown to engine onnxruntime; it knows auto, {', '.join(_PROVIDERS)}")
+    if device != "auto":
+        return device
+    if not cuda_devices():
+        return "cpu"
+    problem = _cuda_problem()
+    if problem is None:
+        return "cuda"
+    logger.warning("a CUDA device is present but stays unused: %s", problem)
+    return "cpu"
+
+
+def _cuda_problem() -> str | None:
+    """Why ONNX Runtime cannot use CUDA here, or None when nothing is known to be missing."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return "this onnxruntime has no CUDA provider; pip uninstall onnxruntime, then pip install 'sentport[gpu]'"
+    if not cuda_devices():
+        return "no CUDA device or driver was found"
+    with contextlib.redirect_stdout(sys.stderr):  # it prints; stdout is for data
+        ort.preload_dlls()  # CUDA libraries that pip installed lie where no loader looks
+    provider = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    missing = missing_libraries(provider) if sys.platform == "linux" else []
+    return f"onnxruntime's CUDA provider lacks {', '.join(missing)}" if missing else None
+
+
+def _open_session(model: Path, device: str, threads: int, profile_folder: Path) -> Any:
+    if device == "cuda" and (problem := _cuda_problem()):
+        raise EngineError(f"device cuda was asked for, but {problem}; `sentport doctor` says what is missing")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _SILENT
+    options.enable_profiling = True  # of the warm-up only: it tells where nodes really run
+    options.profile_file_prefix = str(profile_folder / "warmup")
+    provider, settings = _PROVIDERS[device]
+    try:
+        # Without fallback: it would print to stdout and swap the CPU in.
+        session = ort.InferenceSession(str(model), options, providers=[(provider, settings)], enable_fallback=0)
+    except Exception as error:  # onnxruntime raises bare exceptions of its own
+        raise EngineError(f"onnxruntime cannot load {model}: {error}") from error
+    if provider not in session.get_providers():
+        raise EngineError(
+            f"device {device} was asked for, but onnxruntime fell back to {session.get_providers()}; "
+            "`sentport doctor` says what is missing"
+        )
+    return session
+
+
+def _nodes_by_provider(profile: Path) -> dict[str, Counter[str]]:
+    """Operators that ran, counted by provider, from ONNX Runtime's profile of the warm-up."""
+    nodes: dict[str, Counter[str]] = {}
+    for event in json.loads(profile.read_text(encoding="utf-8")):
+        arguments = event.get("args", {})
+        if event.get("cat") == "Node" and "provider" in arguments:
+            nodes.setdefault(arguments["provider"], Counter())[arguments.get("op_name", "?")] += 1
+    return nodes
+
+
+def _device_that_ran(asked: str, nodes: dict[str, Counter[str]]) -> str:
+    provider = _PROVIDERS[asked][0]
+    stray = sorted(
+        operator for name, counts in nodes.items() if name != provider for operator in counts.keys() & _HEAVY_OPERATORS
+    )
+    if stray or provider not in nodes:
+        raise EngineError(
+            f"device {asked} was asked for, but {', '.join(stray) or 'every node'} ran elsewhere "
+            f"({', '.join(nodes) or 'nothing was profiled'})"
+        )
+    return asked

@@ -1,0 +1,91 @@
+"""Which rows go through the engine together: tokenise once, plan by token count, restore the order.
+
+The same plan serves the library, the benchmark and the Triton model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentport.errors import SentportError
+
+# A padded batch of this many tokens keeps the matrix products efficient and still fits a core's cache; measured
+# flat between 256 and 1024 on two cores (docs/architecture.md).
+DEFAULT_TOKEN_BUDGET = 512
+
+Rows = NDArray[np.int64]
+
+
+class BatchPolicy(str, Enum):
+    """How rows are grouped into batches."""
+
+    ONE_BY_ONE = "one-by-one"  # a batch for every row
+    ARRIVAL = "arrival"  # a fixed number of rows, as they came
+    SMART = "smart"  # a fixed number of rows, sorted by length (SBERT, section 6)
+    TOKEN_BUDGET = "token-budget"  # sorted by length, as many rows as the padded batch's token budget holds
+
+
+def plan_batches(
+    lengths: Rows,
+    policy: BatchPolicy = BatchPolicy.TOKEN_BUDGET,
+    *,
+    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    rows_per_batch: int = 32,
+) -> list[Rows]:
+    """Group rows into batches, longest first, so that the last worker to finish has a small batch.
+
+    Args:
+        lengths: ``[N]`` tokens of each row.
+        policy: How to group.
+        token_budget: Rows times longest row of a batch stays under it (a row longer than it goes alone).
+        rows_per_batch: Rows of a batch for ``arrival`` and ``smart``.
+
+    Returns:
+        Batches of row numbers; every row stands in exactly one.
+
+    Raises:
+        SentportError: When a limit is not positive.
+    """
+    if token_budget < 1 or rows_per_batch < 1:
+        raise SentportError(f"token_budget={token_budget}, rows_per_batch={rows_per_batch}: both must be 1 or more")
+    rows = np.arange(len(lengths), dtype=np.int64)
+    if policy is BatchPolicy.ONE_BY_ONE:
+        return list(rows.reshape(-1, 1))
+    if policy is BatchPolicy.ARRIVAL:
+        return _chunks(rows, rows_per_batch)
+    by_length = np.argsort(-lengths, kind="stable").astype(np.int64)
+    if policy is BatchPolicy.SMART:
+        return _chunks(by_length, rows_per_batch)
+    return _fill_budget(by_length, lengths, token_budget)
+
+
+def _chunks(rows: Rows, size: int) -> list[Rows]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _fill_budget(by_length: Rows, lengths: Rows, token_budget: int) -> list[Rows]:
+    batches = []
+    start = 0
+    while start < len(by_length):
+        longest = max(1, int(lengths[by_length[start]]))  # rows are sorted: the first is the longest
+        size = max(1, token_budget // longest)
+        batches.append(by_length[start : start + size])
+        start += size
+    return batches
+
+
+def padding_waste(lengths: Rows, batches: Sequence[Rows]) -> float:
+    """Share of the computed tokens that are padding, 0 to 1, when each batch is padded to its longest row."""
+    computed = sum(len(rows) * max(1, int(lengths[rows].max(initial=0))) for rows in batches)
+    return 1.0 - float(lengths.sum()) / computed if computed else 0.0
+
+
+def unique_texts(texts: Sequence[str]) -> tuple[list[str], Rows]:
+    """The distinct texts in order of first appearance, and for every text which of them it is."""
+    first: dict[str, int] = {}
+    inverse = np.fromiter((first.setdefault(text, len(first)) for text in texts), np.int64, count=len(texts))
+    return list(first), inverse
