@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,5 +159,5 @@ def load_suite(path: Path) -> Suite:
                 for n, name in enumerate(names)
             )
             return Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases)
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise BundleError(f"{path} is damaged ({error}); export the checkpoint again") from error

@@ -130,7 +130,8 @@ class Bundle:
         found = sha256_of(path)
         if found != sha256:
             raise BundleError(
-                f"{path} has changed: SHA-256 {found[:12]}…, bundle.json says {sha256[:12]}…; export the checkpoint again"
+                f"{path} has changed: its SHA-256 is {found[:12]}…, bundle.json says {sha256[:12]}…; "
+                "export the checkpoint again"
             )
         return path
 

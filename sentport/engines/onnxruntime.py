@@ -35,7 +35,10 @@ _PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # On CUDA, ONNX Runtime computes shapes on the CPU by design; any of these there means the work fell back.
 _HEAVY_OPERATORS = frozenset(
-    ["MatMul", "FusedMatMul", "Gemm", "Attention", "MultiHeadAttention", "Softmax", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization", "Gelu", "BiasGelu", "FastGelu", "Erf"]
+    {
+        *("MatMul", "FusedMatMul", "Gemm", "Attention", "MultiHeadAttention", "Softmax", "Erf", "Gelu", "BiasGelu"),
+        *("FastGelu", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"),
+    }
 )
 _DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(float)": "float32"}
 _SILENT = 4  # log severity: fatal only; what matters is read from the session and raised

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from export.conformance import ConformanceRecord, check_tokenizer
 from export.texts import PARITY_TEXTS, adversarial_lines
 from sentport.errors import CheckpointError
+from sentport.tokenizer import Tokenizer as BundleTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,16 +24,9 @@ transformers = pytest.importorskip("transformers", reason="the source tokenizer 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-class Ours:
-    """The bundle's side: a serialised tokenizer with its own truncation."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._fast = Tokenizer.from_str(tokenizer.to_str())
-
-    def ids(self, texts: Sequence[str], limit: int) -> list[list[int]]:
-        """Ids of each text under the limit."""
-        self._fast.enable_truncation(limit)
-        return [self._fast.encode(text).ids for text in texts]
+def ours_of(tokenizer: Tokenizer) -> BundleTokenizer:
+    """The bundle's side of a tokenizer."""
+    return BundleTokenizer(tokenizer.to_str(), max_tokens=512)
 
 
 @cache
@@ -85,7 +79,7 @@ def test_equal_tokenizers_pass_at_every_limit(build: Callable[[], Tokenizer], ca
     tokenizer = build()
     lines = [line[:10_000] for line in adversarial_lines(700)]
     with caplog.at_level(logging.WARNING):
-        record = check_tokenizer(Ours(tokenizer), _source(tokenizer), 200, lines)
+        record = check_tokenizer(ours_of(tokenizer), _source(tokenizer), 200, lines)
     assert record == ConformanceRecord(700, (4, 8, 16, 64, 128, 200))
     assert not caplog.records
 
@@ -96,9 +90,9 @@ def test_a_lower_casing_copy_is_refused_with_its_line() -> None:
     lines[611] = "rain\u2028is Expected."
     ours, source = _wordpiece(), _wordpiece(lowercase=False)
     # Without the odd line the two agree, so it is that line which is found.
-    check_tokenizer(Ours(ours), _source(source), 16, lines[:611])
+    check_tokenizer(ours_of(ours), _source(source), 16, lines[:611])
     with pytest.raises(CheckpointError) as caught:
-        check_tokenizer(Ours(ours), _source(source), 16, lines)
+        check_tokenizer(ours_of(ours), _source(source), 16, lines)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     named = re.search(r"limit (\d+), line (\d+) .*, position (\d+): id (\d+), expected (\d+) ", message)
@@ -106,7 +100,7 @@ def test_a_lower_casing_copy_is_refused_with_its_line() -> None:
     limit, line, position, mine, theirs = map(int, named.groups())
     assert line == 612
     expected = _source(source)(lines[611], truncation=True, max_length=limit)["input_ids"]
-    found = Ours(ours).ids([lines[611]], limit)[0]
+    found = ours_of(ours).cut(ours_of(ours).encode_whole([lines[611]])[0], limit)
     assert found[:position] == expected[:position]
     assert (found[position], expected[position]) == (mine, theirs)
 
@@ -115,14 +109,14 @@ def test_a_missing_special_token_is_named_as_a_row_that_ended() -> None:
     """Rows of unequal length have no second id to show."""
     bare, whole = _wordpiece(specials_around=False), _wordpiece()
     with pytest.raises(CheckpointError, match=r"line 1 \(''\), position 0: id none \(row ended\), expected 2 "):
-        check_tokenizer(Ours(bare), _source(whole), 8, [""])
+        check_tokenizer(ours_of(bare), _source(whole), 8, [""])
 
 
 def test_truncation_on_the_other_side_is_refused() -> None:
     """Without truncation both agree, so only the limits can show it."""
     tokenizer = _wordpiece()
     with pytest.raises(CheckpointError, match="limit 4, line 2 "):
-        check_tokenizer(Ours(tokenizer), _source(tokenizer, "left"), 8, ["a", "one two three four five six"])
+        check_tokenizer(ours_of(tokenizer), _source(tokenizer, "left"), 8, ["a", "one two three four five six"])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ def test_truncation_on_the_other_side_is_refused() -> None:
 def test_limits_stop_at_max_tokens(max_tokens: int, limits: tuple[int, ...]) -> None:
     """Every model's own limit is among those compared, once."""
     tokenizer = _wordpiece()
-    assert check_tokenizer(Ours(tokenizer), _source(tokenizer), max_tokens, PARITY_TEXTS).limits == limits
+    assert check_tokenizer(ours_of(tokenizer), _source(tokenizer), max_tokens, PARITY_TEXTS).limits == limits
 
 
 def test_limits_without_room_for_a_text_are_skipped() -> None:
@@ -141,6 +135,6 @@ def test_limits_without_room_for_a_text_are_skipped() -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] [CLS] $A [SEP] [SEP]", special_tokens=specials
     )
-    assert check_tokenizer(Ours(tokenizer), _source(tokenizer), 10, PARITY_TEXTS).limits == (8, 10)
+    assert check_tokenizer(ours_of(tokenizer), _source(tokenizer), 10, PARITY_TEXTS).limits == (8, 10)
     with pytest.raises(CheckpointError, match="max_tokens is 4, but the source tokenizer adds 4 special tokens"):
-        check_tokenizer(Ours(tokenizer), _source(tokenizer), 4, PARITY_TEXTS)
+        check_tokenizer(ours_of(tokenizer), _source(tokenizer), 4, PARITY_TEXTS)

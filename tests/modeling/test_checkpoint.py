@@ -1,0 +1,207 @@
+"""Reading checkpoint folders: both config generations, limits, and everything that is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import build_checkpoint, build_transformer
+from sentport.errors import CheckpointError
+from sentport.modeling.chain import Normalize, Pooling, PoolingMode
+from sentport.modeling.checkpoint import load_checkpoint
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "model"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({key: value for key, value in {**values, **changes}.items() if value != "DROP"}))
+
+
+def test_reads_what_sentence_transformers_saved(tiny_checkpoint: Path) -> None:
+    checkpoint = load_checkpoint(tiny_checkpoint)
+    spec = checkpoint.spec
+    assert (spec.dim, spec.max_tokens, spec.similarity, spec.architecture) == (24, 48, "cosine", "bert")
+    assert [module["type"] for module in spec.modules] == ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    assert spec.prompts["query"] == "the cat "
+    assert spec.default_prompt is None
+    assert not checkpoint.model.training
+    assert {parameter.dtype for parameter in checkpoint.model.parameters()} == {torch.float32}
+
+
+def test_older_config_generation_means_the_same(folder: Path, tiny_checkpoint: Path) -> None:
+    for number, entry in enumerate(modules := json.loads((folder / "modules.json").read_text())):
+        kind = entry["type"].rpartition(".")[2]
+        modules[number]["type"] = f"sentence_transformers.models.{kind}"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    old = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(old))
+    dense = torch.nn.Linear(24, 24, bias=False)
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "3_Dense" / "model.safetensors")
+    dense.load_state_dict({"weight": weights["linear.weight"]})
+    torch.save(weights, folder / "3_Dense" / "pytorch_model.bin")
+    (folder / "3_Dense" / "model.safetensors").unlink()
+    assert load_checkpoint(folder).spec.fingerprint == load_checkpoint(tiny_checkpoint).spec.fingerprint
+
+
+def test_weights_hash_is_of_the_values_not_of_the_file(folder: Path, tiny_checkpoint: Path) -> None:
+    from transformers import BertModel
+
+    before = load_checkpoint(tiny_checkpoint)
+    state = BertModel.from_pretrained(folder, add_pooling_layer=False).state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    after = load_checkpoint(folder)
+    assert after.spec.weights_sha256 == before.spec.weights_sha256
+    assert any("weights-only" in remark for remark in after.remarks)
+
+
+@pytest.mark.parametrize(
+    ("saved", "tokenizer", "limit", "source"),
+    [
+        (20, 40, 20, "max_seq_length in sentence_bert_config.json"),
+        (50, 40, 50, "max_seq_length in sentence_bert_config.json"),
+        ("DROP", 40, 40, "model_max_length in tokenizer_config.json"),
+        ("DROP", 10**30, 64, "max_position_embeddings in config.json"),
+        ("DROP", 512, 64, "max_position_embeddings in config.json"),
+    ],
+)
+def test_length_limit_names_its_source(folder: Path, saved: Any, tokenizer: int, limit: int, source: str) -> None:
+    edit(folder / "sentence_bert_config.json", max_seq_length=saved)
+    edit(folder / "tokenizer_config.json", model_max_length=tokenizer)
+    spec = load_checkpoint(folder).spec
+    assert (spec.max_tokens, spec.max_tokens_source) == (limit, source)
+
+
+def test_limit_over_the_position_table_is_capped_and_said(folder: Path) -> None:
+    edit(folder / "sentence_bert_config.json", max_seq_length=512)
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.spec.max_tokens == 64
+    assert any("is 512, but the position table has 64" in remark for remark in checkpoint.remarks)
+
+
+def test_do_lower_case_is_honoured(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", do_lower_case=False)
+    for name in ("tokenizer.json",):
+        definition = json.loads((folder / name).read_text())
+        definition["normalizer"]["lowercase"] = False
+        (folder / name).write_text(json.dumps(definition))
+    from sentport.tokenizer import Tokenizer
+
+    def ids() -> list[int]:
+        return Tokenizer(load_checkpoint(folder).tokenizer_definition, 16).encode(["CAT"]).rows[0].tolist()
+
+    assert ids() == [2, 1, 3]
+    edit(folder / "sentence_bert_config.json", do_lower_case=True)
+    assert ids() == [2, 7, 3]
+
+
+REFUSED = [
+    ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "asks for pooling lasttoken; supported: cls, max, mean"),
+    ("1_Pooling/config.json", {"include_prompt": False}, "leaves prompt tokens out of pooling"),
+    ("1_Pooling/config.json", {"embedding_dimension": 31}, "pools vectors of 31"),
+    ("2_Dense/config.json", {"activation_function": "my_code.Swish"}, "activation 'my_code.Swish'"),
+    ("2_Dense/config.json", {"activation_function": "torch.nn.functional.relu"}, "expected a class of torch.nn"),
+    ("2_Dense/config.json", {"in_features": 16}, "takes vectors of 16"),
+    ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
+    ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name='token_embeddings'"),
+    ("config.json", {"model_type": "gpt2"}, "is a 'gpt2' model; supported: bert"),
+    ("config.json", {"auto_map": {"AutoModel": "code.Model"}}, "remote code stays off"),
+    ("config.json", {"is_decoder": True}, "expected an encoder"),
+    ("config.json", {"position_embedding_type": "relative_key"}, "'relative_key': not supported"),
+    ("sentence_bert_config.json", {"model_args": {"torch_dtype": "bfloat16"}}, "model_args="),
+    ("tokenizer_config.json", {"padding_side": "left"}, "only the right is supported"),
+]
+
+
+@pytest.mark.parametrize(("file", "changes", "message"), REFUSED)
+def test_what_would_be_dropped_is_refused_by_name(
+    folder: Path, file: str, changes: dict[str, Any], message: str
+) -> None:
+    edit(folder / file, **changes)
+    with pytest.raises(CheckpointError, match=message.replace("(", r"\(")):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sentence_transformers.models.WordWeights", "sentence_transformers.models.Router", "my.own.Module"]
+)
+def test_unknown_module_is_refused_by_name(folder: Path, kind: str) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.insert(2, {"idx": 2, "name": "2", "path": "2_Own", "type": kind})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match=f"is module {kind.rpartition('.')[2] if kind[0] == 's' else kind}"):
+        load_checkpoint(folder)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    torch.save({"linear.weight": torch.zeros(24, 32), "hook": print}, folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="holds more than weights"):
+        load_checkpoint(folder)
+
+
+def test_missing_weights_are_refused_not_made_up(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("encoder.layer.1.output.dense.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 of the model's weights \(encoder.layer.1.output.dense.weight"):
+        load_checkpoint(folder)
+
+
+def test_missing_tokenizer_and_missing_dense_are_refused(folder: Path) -> None:
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors and no pytorch_model\.bin"):
+        load_checkpoint(folder)
+    shutil.rmtree(folder / "2_Dense")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(folder)
+
+
+def test_pooling_options_belong_to_plain_checkpoints(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="leave --pooling out"):
+        load_checkpoint(tiny_checkpoint, pooling="mean")
+    with pytest.raises(CheckpointError, match="would change the model"):
+        load_checkpoint(tiny_checkpoint, normalize=False)
+    plain = build_transformer(tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="--pooling asks for pooling median"):
+        load_checkpoint(plain, pooling="median")
+    assert not load_checkpoint(plain, pooling="cls+mean", normalize=False).spec.normalized
+    assert load_checkpoint(plain, pooling="cls+mean").spec.dim == 64
+
+
+def test_normalize_can_be_added(tmp_path: Path) -> None:
+    folder = build_checkpoint(tmp_path / "raw", normalize=False)
+    assert not load_checkpoint(folder).spec.normalized
+    assert load_checkpoint(folder, normalize=True).spec.normalized
+
+
+def test_pooling_modes_by_hand() -> None:
+    tokens = torch.tensor([[[1.0, -4.0], [3.0, -2.0], [99.0, 99.0]], [[7.0, 7.0], [8.0, 8.0], [9.0, 9.0]]])
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    pooled = Pooling(2, (PoolingMode.CLS, PoolingMode.MAX, PoolingMode.MEAN))(tokens, mask)
+    assert pooled.tolist() == [[1.0, -4.0, 3.0, -2.0, 2.0, -3.0], [0.0] * 6]
+
+
+def test_normalize_by_hand() -> None:
+    vectors = Normalize()(torch.tensor([[3.0, 4.0], [0.0, 0.0], [6e-7, 8e-7]]))
+    assert torch.allclose(vectors, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.6, 0.8]]))
+
+
+def test_bundle_is_not_a_checkpoint(tiny_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a bundle"):
+        load_checkpoint(tiny_bundle)
+    with pytest.raises(CheckpointError, match="cannot be fetched from the hub"):
+        load_checkpoint("nobody/no-such-model")

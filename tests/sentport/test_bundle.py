@@ -1,0 +1,124 @@
+"""The bundle folder: what is refused, and with which line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import run_cli
+from sentport.bundle import DESCRIPTION_FILE, read_bundle, sha256_of
+from sentport.encoder import Encoder
+from sentport.errors import BundleError
+
+
+@pytest.fixture
+def copy(tiny_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "copy.bundle"))
+
+
+def edit(bundle: Path, **changes: object) -> None:
+    path = bundle / DESCRIPTION_FILE
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, **changes}))
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a command refuses with, exit code 2."""
+    done = run_cli(*arguments)
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1
+    assert done.stdout == b""
+    return lines[0]
+
+
+@pytest.mark.parametrize("flavour", ["ort", "portable"])
+def test_one_changed_byte_in_a_graph_is_refused(copy: Path, flavour: str) -> None:
+    graph = copy / "graphs" / f"padded-fp32-{flavour}.onnx"
+    data = bytearray(graph.read_bytes())
+    data[len(data) // 2] ^= 1
+    graph.write_bytes(data)
+    assert "has changed" in refused("verify", str(copy))
+    assert "has changed" in refused("inspect", str(copy))
+
+
+def test_encode_refuses_a_changed_graph(copy: Path, tmp_path: Path) -> None:
+    with (copy / "graphs" / "padded-fp32-ort.onnx").open("ab") as file:
+        file.write(b"\0")
+    line = refused("encode", str(copy), "--input", "-", "--output", str(tmp_path / "v.npy"))
+    assert "has changed" in line
+    assert not (tmp_path / "v.npy").exists()
+
+
+def test_missing_tokenizer_is_refused(copy: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    assert "tokenizer.json is missing" in refused("verify", str(copy))
+    with pytest.raises(BundleError, match=r"tokenizer\.json is missing"):
+        Encoder(copy)
+
+
+@pytest.mark.parametrize(
+    ("version", "way_out"), [("0.9", "make it again with `sentport export`"), ("2.0", "upgrade"), ("1.1", "upgrade")]
+)
+def test_unknown_format_version_is_refused(copy: Path, version: str, way_out: str) -> None:
+    edit(copy, format=version)
+    line = refused("inspect", str(copy))
+    assert f"bundle format {version}" in line
+    assert way_out in line
+
+
+def test_half_written_folder_is_refused(copy: Path) -> None:
+    (copy / DESCRIPTION_FILE).unlink()
+    assert "half-written or not a bundle" in refused("verify", str(copy))
+
+
+def test_damaged_and_edited_descriptions_are_refused(copy: Path) -> None:
+    edit(copy, max_tokens=64)
+    with pytest.raises(BundleError, match="fingerprint does not match"):
+        read_bundle(copy)
+    (copy / DESCRIPTION_FILE).write_text("{")
+    assert "is damaged" in refused("inspect", str(copy))
+
+
+def test_file_outside_of_the_bundle_is_refused(copy: Path) -> None:
+    values = json.loads((copy / DESCRIPTION_FILE).read_text())
+    values["graphs"][0]["file"] = values["graphs"][1]["file"] = "../outside.onnx"
+    edit(copy, graphs=values["graphs"])
+    with pytest.raises(BundleError, match="outside"):
+        Encoder(copy)
+
+
+def test_expected_hash_proves_where_a_bundle_comes_from(tiny_bundle: Path) -> None:
+    right = sha256_of(tiny_bundle / DESCRIPTION_FILE)
+    assert read_bundle(tiny_bundle, right.upper()).spec.dim == 24
+    with pytest.raises(BundleError, match="expected 00"):
+        read_bundle(tiny_bundle, "00" * 32)
+
+
+def test_description_comes_back_as_it_was_written(tiny_bundle: Path) -> None:
+    bundle = read_bundle(tiny_bundle)
+    values = json.loads((tiny_bundle / DESCRIPTION_FILE).read_text())
+    assert [module["type"] for module in bundle.spec.modules] == [
+        "Transformer",
+        "Pooling",
+        "Dense",
+        "Dense",
+        "Normalize",
+    ]
+    assert bundle.spec.fingerprint == values["fingerprint"]
+    assert {graph.flavour for graph in bundle.graphs} == {"portable", "ort"}
+    assert bundle.select("auto", "auto").flavour == "ort"
+    with pytest.raises(BundleError, match="it holds padded fp32"):
+        bundle.select("auto", "int8")
+
+
+def test_no_path_of_the_exporting_machine_in_a_bundle(tiny_bundle: Path) -> None:
+    for file in tiny_bundle.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            assert str(Path.home()).encode() + b"/" not in data, file
+            assert str(tiny_bundle.parent).encode() not in data, file
+            assert b".py" not in data, file

@@ -1,0 +1,160 @@
+"""The command line's manners."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import ROOT, run_cli
+from sentport.cli import COMMANDS
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_bytes("the cat\r\n\na\u2028dog\nlast".encode())
+    return path
+
+
+def test_encode_writes_one_row_a_line(tiny_bundle: Path, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vectors.npy"
+    done = run_cli(
+        "encode", str(tiny_bundle), "--input", str(lines), "--output", str(out), "--threads", "1", check=True
+    )
+    assert done.stdout == b""
+    assert b"4 vectors of 24" in done.stderr
+    from sentport import Encoder
+
+    wanted = Encoder(tiny_bundle, threads=1).encode(["the cat", "", "a\u2028dog", "last"])
+    assert (np.load(out) == wanted).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "vectors.npy"]
+
+
+def test_encode_from_stdin_to_stdout(tiny_bundle: Path) -> None:
+    done = run_cli(
+        *("encode", str(tiny_bundle), "--input", "-", "--output", "-", "--dim", "8", "--prompt", "query", "-q"),
+        stdin=b"\xef\xbb\xbfsat\n",
+        check=True,
+    )
+    assert np.load(io.BytesIO(done.stdout)).shape == (1, 8)
+    assert done.stderr == b""
+    assert np.load(
+        io.BytesIO(run_cli("encode", str(tiny_bundle), "--input", "-", "--output", "-", stdin=b"").stdout)
+    ).shape == (0, 24)
+
+
+def test_encode_refuses_to_overwrite_and_bad_input(tiny_bundle: Path, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "old.npy"
+    out.write_bytes(b"precious")
+    base = ("encode", str(tiny_bundle), "--input", str(lines), "--output", str(out))
+    done = run_cli(*base)
+    assert done.returncode == 2
+    assert b"exists; add --force" in done.stderr
+    assert out.read_bytes() == b"precious"
+    assert run_cli(*base, "--force").returncode == 0
+    assert np.load(out).shape == (4, 24)
+    lines.write_bytes(b"fine\n\xff\xfe\nfine\n\x80\n")
+    done = run_cli("encode", str(tiny_bundle), "--input", str(lines), "--output", str(tmp_path / "new.npy"))
+    assert done.returncode == 2
+    assert b"is not UTF-8 in lines 2, 4" in done.stderr
+    assert not (tmp_path / "new.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("encdoe",), "did you mean `encode`?"),
+        (("zzzzzz",), "unknown command"),
+        (("encode",), "the following arguments are required"),
+        (("encode", "x", "--inptu", "y"), "--help"),
+        (("encode", "/nowhere", "--input", "/nowhere", "--output", "/tmp/none.npy"), "cannot be read"),
+        (("inspect", "/nowhere"), "is not a folder"),
+        (("export", "/nowhere", "--out", "/tmp/none.bundle"), "is not a folder"),
+        (("export", ".", "--out", "/tmp/none.bundle"), "neither modules.json nor config.json"),
+        (("export", ".", "--out", "/tmp/none.bundle", "--precision", "int8"), "precision int8 is not supported yet"),
+        (("export", ".", "--out", "/tmp/none.bundle", "--flavour", "fast"), "flavour fast is unknown"),
+        (("export", ".", "--out", "/tmp/none.bundle", "--opset", "9"), "opset 9 is not supported"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+    done = run_cli(*arguments)
+    assert done.returncode == 2
+    text = "".join(line for line in done.stderr.decode().splitlines(True) if not line.startswith("["))  # progress
+    assert text.count("\n") == 1, text
+    assert text.startswith("sentport: ")
+    assert said in text
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_and_a_version(name: str) -> None:
+    done = run_cli(name, "--help", check=True)
+    assert b"example:\n  sentport " in done.stdout
+    assert run_cli(name, "--version", check=True).stdout.startswith(b"sentport ")
+
+
+def test_overview_lists_every_command() -> None:
+    text = run_cli("--help", check=True).stdout.decode()
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+def test_inspect_describes_and_json_is_the_description(tiny_bundle: Path) -> None:
+    text = run_cli("inspect", str(tiny_bundle), check=True).stdout.decode()
+    assert "Dense (in 32, out 24, bias True, activation Tanh)" in text
+    assert "max tokens      48 (" in text
+    assert run_cli("inspect", str(tiny_bundle), "--json").stdout == (tiny_bundle / "bundle.json").read_bytes()
+
+
+def test_closed_pipe_is_quiet(tiny_bundle: Path) -> None:
+    command = f"{sys.executable} -m sentport inspect {tiny_bundle} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)
+    assert done.stderr == b""
+
+
+def test_interrupt_ends_with_130_and_nothing_half_written(tiny_bundle: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sentport", "encode", tiny_bundle, "--input", "-", "--output", tmp_path / "v.npy"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    time.sleep(2)  # it waits for standard input by now
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_that_shadows_a_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").write_text("print('not ours')")
+    done = run_cli("--help", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert f"the folder {tmp_path / 'training'} shadows sentport's own package" in done.stderr.decode()
+    shutil.rmtree(tmp_path / "training")
+    (tmp_path / "training").mkdir()  # without __init__.py it never wins over an installed package
+    assert run_cli("--help", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}).returncode == 0
+
+
+def test_bug_is_told_from_a_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from sentport.cli import inspect, main
+
+    def broken(_: object) -> int:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(inspect, "run", broken)
+    assert main(["inspect", "x"]) == 2
+    assert "this is a bug in sentport: RuntimeError: boom" in capsys.readouterr().err
+    with pytest.raises(RuntimeError):
+        main(["inspect", "x", "-v"])

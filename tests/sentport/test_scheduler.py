@@ -1,0 +1,58 @@
+"""Batch plans: every row once, the budget kept, the waste right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sentport.errors import SentportError
+from sentport.scheduler import BatchPolicy, padding_waste, plan_batches, unique_texts
+
+LENGTHS = st.lists(st.integers(0, 600), max_size=80).map(lambda values: np.array(values, np.int64))
+
+
+@given(LENGTHS, st.sampled_from(BatchPolicy), st.integers(1, 700), st.integers(1, 9))
+def test_every_row_stands_in_exactly_one_batch(
+    lengths: np.ndarray, policy: BatchPolicy, budget: int, rows: int
+) -> None:
+    batches = plan_batches(lengths, policy, token_budget=budget, rows_per_batch=rows)
+    assert all(len(batch) for batch in batches)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+
+
+@given(LENGTHS, st.integers(1, 700))
+def test_token_budget_is_kept_by_every_batch_of_several_rows(lengths: np.ndarray, budget: int) -> None:
+    for batch in plan_batches(lengths, token_budget=budget):
+        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
+
+
+def test_policies_by_hand() -> None:
+    lengths = np.array([3, 9, 1, 9])
+    plans = {policy: [b.tolist() for b in plan_batches(lengths, policy, rows_per_batch=2)] for policy in BatchPolicy}
+    assert plans[BatchPolicy.ONE_BY_ONE] == [[0], [1], [2], [3]]
+    assert plans[BatchPolicy.ARRIVAL] == [[0, 1], [2, 3]]
+    assert plans[BatchPolicy.SMART] == [[1, 3], [0, 2]]
+    assert [b.tolist() for b in plan_batches(lengths, token_budget=10)] == [[1], [3], [0, 2]]
+
+
+def test_padding_waste_by_hand() -> None:
+    lengths = np.array([3, 9, 1, 9])
+    # arrival: 2 x 9 + 2 x 9 = 36 computed for 22 real; smart: 2 x 9 + 2 x 3 = 24
+    assert padding_waste(lengths, plan_batches(lengths, BatchPolicy.ARRIVAL, rows_per_batch=2)) == pytest.approx(
+        14 / 36
+    )
+    assert padding_waste(lengths, plan_batches(lengths, BatchPolicy.SMART, rows_per_batch=2)) == pytest.approx(2 / 24)
+    assert padding_waste(np.zeros(0, np.int64), []) == 0.0
+
+
+def test_limits_must_be_positive() -> None:
+    with pytest.raises(SentportError, match="must be 1 or more"):
+        plan_batches(np.array([1]), token_budget=0)
+
+
+def test_unique_texts_keeps_first_appearance() -> None:
+    distinct, inverse = unique_texts(["b", "a", "b", "c", "a"])
+    assert distinct == ["b", "a", "c"]
+    assert inverse.tolist() == [0, 1, 0, 2, 1]
