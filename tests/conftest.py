@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build"
 
-WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a the cat dog sat ran on in mat park red blue ##s ##ing . , ! é 日 本".split()
+WORDS = [
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "sat", "ran", "on", "in", "mat", "park"),
+    *("red", "blue", "##s", "##ing", ".", ",", "!", "é", "日", "本"),
+]
 
 
 @pytest.fixture(scope="session")

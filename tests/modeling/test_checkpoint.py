@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from conftest import build_checkpoint, build_transformer
+
 from sentport.errors import CheckpointError
 from sentport.modeling.chain import Normalize, Pooling, PoolingMode
 from sentport.modeling.checkpoint import load_checkpoint

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from conftest import run_cli
+
 from sentport.bundle import DESCRIPTION_FILE, read_bundle, sha256_of
 from sentport.encoder import Encoder
 from sentport.errors import BundleError

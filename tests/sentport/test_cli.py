@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from conftest import ROOT, run_cli
+
 from sentport.cli import COMMANDS
 
 

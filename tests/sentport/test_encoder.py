@@ -108,7 +108,7 @@ def test_prompts_are_saved_names(encoder: Encoder) -> None:
     assert (by_name == encoder.encode(["the cat sat on"])).all()
     assert (encoder.encode(["sat on"], prompt="") == encoder.encode(["sat on"])).all()
     # the fixture's prompts: sentence-transformers adds an empty "document" of its own
-    with pytest.raises(SentportError, match="prompt 'qery' is not saved with this model; known: .*passage, query"):
+    with pytest.raises(SentportError, match=r"prompt 'qery' is not saved with this model; known: .*passage, query"):
         encoder.encode(["sat"], prompt="qery")
 
 
@@ -189,7 +189,7 @@ def test_cuda_without_cuda_is_one_clear_error(tiny_bundle: Path, tiny_checkpoint
     if cuda_devices():
         pytest.skip("this machine has a CUDA device")
     for source in (tiny_bundle, tiny_checkpoint):
-        with pytest.raises(EngineError, match="device cuda was asked for, but .*") as caught:
+        with pytest.raises(EngineError, match="device cuda was asked for, but ") as caught:
             Encoder(source, device="cuda")
         assert "sentport doctor" in str(caught.value)
 

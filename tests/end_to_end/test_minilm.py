@@ -1,0 +1,54 @@
+"""all-MiniLM-L6-v2 from its checkpoint through the command line to vectors, against sentence-transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import data_folder, run_cli
+
+from sentport import Encoder
+from sentport.bundle import read_bundle
+from sentport.evaluation.metrics import cosine_pairs, spearman
+from sentport.evaluation.sts import read_sts
+
+
+def test_both_flavours_passed_the_gate(minilm_bundle: Path) -> None:
+    graphs = {graph.flavour: graph for graph in read_bundle(minilm_bundle).graphs}
+    assert set(graphs) == {"portable", "ort"}
+    for graph in graphs.values():
+        assert graph.parity["passed"]
+        assert graph.parity["relative_l2"] <= 1e-5
+        assert graph.parity["company"] <= 2e-6
+    assert graphs["ort"].operators["com.microsoft.Attention"] == 6
+    assert read_bundle(minilm_bundle).tokenizer_proof == {"lines": 2068, "limits": [4, 8, 16, 64, 128, 256]}
+
+
+def test_sts_benchmark_equals_sentence_transformers(minilm_bundle: Path, minilm_checkpoint: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    pairs = read_sts(data_folder() / "sts_raw" / "STSBenchmark" / "test.tsv")
+    texts = [*pairs.sentences1, *pairs.sentences2]
+    with Encoder(minilm_bundle) as encoder:
+        ours = encoder.encode(texts)
+    theirs = SentenceTransformer(str(minilm_checkpoint), device="cpu").encode(texts, batch_size=64)
+    assert ours.shape == (2758, 384)
+    assert cosine_pairs(ours, theirs).min() >= 0.999999
+    half = len(texts) // 2
+    assert round(100 * spearman(cosine_pairs(ours[:half], ours[half:]), pairs.scores), 2) == 82.03
+
+
+def test_meaning_survives_the_command_line(minilm_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vectors.npy"
+    lines = "A man is eating food.\nSomeone eats a meal.\nThe stock market fell sharply.\n"
+    run_cli("encode", str(minilm_bundle), "--input", "-", "--output", str(out), stdin=lines.encode(), check=True)
+    vectors = np.load(out)
+    similarity = vectors @ vectors.T
+    assert similarity[0, 1] > 0.6 > 0.2 > similarity[0, 2]
+
+
+@pytest.mark.full
+def test_verify_against_the_source(minilm_bundle: Path, minilm_checkpoint: Path) -> None:
+    done = run_cli("verify", str(minilm_bundle), "--source", str(minilm_checkpoint), check=True)
+    assert done.stdout.count(b"passed") == 2
