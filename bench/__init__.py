@@ -1,0 +1,1 @@
+"""Measurements of sentence encoders: contestants, grids, raw records, metrics and reports."""
