@@ -1,0 +1,122 @@
+"""The server's parts that need no server: ports, addresses, the reason in a log, what a killed server left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from sentport.errors import SentportError
+from triton_repo import server as server_module
+from triton_repo import supervisor
+from triton_repo.environment import ServerEnvironment
+from triton_repo.server import TritonServer, is_loopback, reason_in
+
+NAMESPACE = os.stat("/proc/self/ns/pid").st_ino
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository with the folder of a model, which nothing here looks into."""
+    (tmp_path / "models" / "lengths").mkdir(parents=True)
+    return tmp_path / "models"
+
+
+def test_nothing_to_serve(tmp_path: Path) -> None:
+    nowhere = ServerEnvironment(tmp_path, tmp_path, tmp_path, ())
+    with pytest.raises(SentportError, match="holds no folder of a model"):
+        TritonServer(tmp_path, nowhere).start()
+
+
+def test_missing_executable_is_one_line(models: Path, tmp_path: Path) -> None:
+    with TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ())) as server:
+        with pytest.raises(SentportError, match=r"cannot start .*bin/tritonserver: No such file"):
+            server.wait_ready(10)
+
+
+def test_reader_that_fails_does_not_stop_the_log(models: Path, tmp_path: Path) -> None:
+    script = tmp_path / "bin" / "tritonserver"
+    script.parent.mkdir()
+    script.write_text(
+        f"#!{shutil.which('sh')}\nfor i in 1 2 3 4 5; do echo line; done\necho 'error: the last'\nexit 1\n"
+    )
+    script.chmod(0o755)
+
+    def closed(line: str) -> None:
+        raise BrokenPipeError
+
+    with TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()), on_log=closed) as server:
+        assert server.wait(10) == 1
+        assert server.failure() == "the last"
+
+
+def test_ports_that_collide_or_do_not_exist(models: Path, tmp_path: Path) -> None:
+    nowhere = ServerEnvironment(tmp_path, tmp_path, tmp_path, ())
+    with pytest.raises(SentportError, match="must differ, got 21000, 21000"):
+        TritonServer(models, nowhere, http_port=21000, metrics_port=21000).start()
+    with pytest.raises(SentportError, match="--http-port must lie between"):
+        TritonServer(models, nowhere, http_port=70000).start()
+
+
+def test_chosen_ports_are_free_and_differ() -> None:
+    ports = server_module._choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+    assert len(set(ports.values())) == 3
+    for port in ports.values():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize(("host", "answer"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
+def test_what_counts_as_this_machine(host: str, answer: bool) -> None:
+    assert is_loopback(host) is answer
+
+
+def test_unknown_host_is_one_line() -> None:
+    with pytest.raises(SentportError, match="cannot listen on 'no such host'"):
+        is_loopback("no such host")
+
+
+LOG_OF_TWO_MODELS = """
+I1129 20:32:34.586961 5891 server.cc:674]
++--------+---------+------------------------------------------+
+| Model  | Version | Status                                   |
++--------+---------+------------------------------------------+
+| first  | 1       | UNAVAILABLE: Internal: ValueError: wrong |
+|        |         |                                          |
+|        |         | At:                                      |
+|        |         |   model.py(7): initialize                |
+| second | 1       | READY                                    |
+| third  | 2       | UNAVAILABLE: Invalid argument: a | b     |
++--------+---------+------------------------------------------+
+error: creating server: Internal - failed to load all models
+""".splitlines()
+
+
+def test_reason_is_the_table_of_models() -> None:
+    assert reason_in(LOG_OF_TWO_MODELS) == (
+        "model first: Internal: ValueError: wrong At: model.py(7): initialize; model third: Invalid argument: a | b"
+    )
+
+
+def test_reason_is_the_last_error_elsewhere() -> None:
+    log = ['E1129 20:32:32.515166 5891 server.cc:241] "No driver."', 'I1129 20:32:33.1 5891 main.cc:1] "fine"']
+    assert reason_in(log) == "No driver."
+    assert reason_in([*log, "error: creating server: Internal - failed to stat file /x"]).endswith("stat file /x")
+    assert reason_in(["sentport: the python process has ended", *log]) == "the python process has ended"
+    assert reason_in([]) == ""
+
+
+def test_sweep_knows_the_living_from_the_dead(tmp_path: Path) -> None:
+    names = {
+        "living": f"kind-{supervisor.owner_tag(os.getpid())}-a",
+        "reused pid": f"kind-{NAMESPACE}-{os.getpid()}-1-a",
+        "dead": f"kind-{NAMESPACE}-999999999-1-a",
+        "another namespace": f"kind-{NAMESPACE + 1}-999999999-1-a",
+        "another kind": f"other-{NAMESPACE}-999999999-1-a",
+    }
+    for name in names.values():
+        (tmp_path / name).touch()
+    assert {path.name for path in supervisor.sweep(tmp_path, "kind")} == {names["reused pid"], names["dead"]}
