@@ -11,7 +11,10 @@ export SENTPORT_DATA ?= $(abspath ../shared/data)
 endif
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: test test-full lint clean
+.PHONY: demo test test-full lint clean
+
+demo: $(STAMP)
+	$(BIN)/python -m bench.demo $(DEMO)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not full"

@@ -34,6 +34,9 @@ COMMANDS = {
     "verify": Command("export.verify_cli", "cpu or gpu", "repeat the parity gate on a bundle"),
     "inspect": Command("sentport.cli.inspect", "", "show what a bundle holds"),
     "encode": Command("sentport.cli.encode", "cpu or gpu", "turn lines of text into vectors"),
+    "repository": Command("triton_repo.repository_cli", "", "write a Triton model repository from a bundle"),
+    "serve": Command("triton_repo.serve_cli", "", "serve a bundle with a Triton server on this machine"),
+    "bench": Command("bench.cli", "bench", "measure sentences per second, and report it honestly"),
     "doctor": Command("sentport.cli.doctor", "", "say what this machine can run, and what is missing"),
 }
 
