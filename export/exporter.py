@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,6 +27,7 @@ from sentport.bundle import (
 )
 from sentport.engines.torch import TorchEngine
 from sentport.errors import SentportError
+from sentport.files import folder_written_aside
 from sentport.modeling.checkpoint import Checkpoint, load_checkpoint
 from sentport.tokenizer import Tokenizer
 
@@ -90,7 +88,8 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         say(f"note: {remark}")
     spec = checkpoint.spec
     say(f"{spec.architecture}, {spec.dim} dimensions, at most {spec.max_tokens} tokens ({spec.max_tokens_source})")
-    with _written_aside(out) as folder:
+    with folder_written_aside(out) as folder:
+        (folder / "graphs").mkdir()
         tokenizer = _write_tokenizer(checkpoint, folder)
         say("proving the tokenizer on adversarial lines")
         proof = check_tokenizer(tokenizer, checkpoint.tokenizer, spec.max_tokens, [*PARITY_TEXTS, *adversarial_lines()])
@@ -138,24 +137,6 @@ def _check_out(out: Path, force: bool) -> None:
         raise SentportError(f"{out} exists; add --force to replace it once the new bundle has passed, or name another")
     if not is_bundle(out):
         raise SentportError(f"{out} is not a bundle, so --force does not replace it; name another folder")
-
-
-@contextmanager
-def _written_aside(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its place at the end, or vanishes with whatever went wrong."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.parent / f".{out.name}.partial-{os.getpid()}"
-    aside.mkdir()
-    try:
-        (aside / "graphs").mkdir()
-        yield aside
-        old = out.parent / f".{out.name}.old-{os.getpid()}"
-        if out.exists():
-            out.rename(old)
-        aside.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sentport.batch import TokenBatch
-from sentport.bundle import ModelSpec, is_bundle, read_bundle
+from sentport.bundle import ModelSpec
 from sentport.engines import Engine
-from sentport.errors import EngineError, InputError, SentportError, TruncationError, list_rows
+from sentport.engines.opening import open_source
+from sentport.errors import SentportError, TruncationError, list_rows
 from sentport.hardware import available_cores
+from sentport.inputs import bad_rows, check_dim, prompt_text, refuse_bare_string, truncation, valid_rows
 from sentport.progress import Progress
-from sentport.scheduler import plan_batches, unique_texts
+from sentport.scheduler import plan_batches, run_batches, unique_texts
 from sentport.tokenizer import Tokenizer, Tokens
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,10 @@ class Encoder:
         on_truncate: ``warn`` logs once a call, ``error`` raises, ``allow`` says nothing.
         errors: ``raise`` refuses texts with lone surrogates, ``replace`` puts U+FFFD in their place.
 
+    Attributes:
+        info: What it is and what it runs on.
+        tokenizer: Texts to tokens, with the model's limit.
+
     Raises:
         SentportError: When the source, or what was asked for, cannot be had.
     """
@@ -124,11 +128,10 @@ class Encoder:
             )
         self._on_truncate = on_truncate
         self._errors = errors
-        path = Path(source)
-        opened = _open_bundle if is_bundle(path) or not _is_checkpoint(path) else _open_checkpoint
-        self._spec, definition, self._engine = opened(path, engine, layout, precision, threads, device)
-        self._tokenizer = Tokenizer(definition, self._spec.max_tokens, threads or available_cores())
-        self.info = _info(self._spec, self._engine)
+        opened = open_source(source, engine, layout, precision, threads, device)
+        self._spec, self._engine = opened.spec, opened.engine
+        self.tokenizer = Tokenizer(opened.tokenizer_definition, self._spec.max_tokens, threads or available_cores())
+        self.info = _info(self._spec, self._engine, opened.layout)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, dim: int | None = None, progress: bool = False
@@ -150,13 +153,13 @@ class Encoder:
             TruncationError: When a text is over the limit and ``on_truncate="error"``.
             SentportError: For an unknown prompt, or a dim that the model does not have.
         """
-        width = _check_dim(dim, self._spec.dim)
-        prefix = self._prefix(prompt)
-        distinct, inverse = unique_texts(self._valid(texts))
-        tokens = self._tokenizer.encode([prefix + text for text in distinct])
-        self._report_truncation(tokens, inverse)
-        vectors = self._run(tokens, progress)  # [distinct, dim]
-        return _cut(vectors, width, self._spec.normalized)[inverse]  # [n, width]
+        width = check_dim(dim, self._spec.dim)
+        prefix = self.prefix(prompt)
+        distinct, inverse = unique_texts(valid_rows(texts, errors=self._errors))
+        tokens = self.tokenizer.encode([prefix + text for text in distinct])
+        self._report_truncation(tokens.full_lengths[inverse])
+        vectors = self.compute(tokens, progress=progress)  # [distinct, dim]
+        return self.shorten(vectors, width)[inverse]  # [n, width]
 
     def encode_stream(
         self, texts: Iterable[str], *, prompt: str | None = None, dim: int | None = None
@@ -165,10 +168,9 @@ class Encoder:
 
         A bad text does not stop the stream: its row is all NaN and its position is logged.
         """
-        if isinstance(texts, str):
-            raise TypeError(_BARE_STRING)
-        _check_dim(dim, self._spec.dim)
-        self._prefix(prompt)
+        refuse_bare_string(texts)
+        check_dim(dim, self._spec.dim)
+        self.prefix(prompt)
         source = iter(texts)
         start = 0
         while block := list(islice(source, STREAM_ROWS)):
@@ -181,8 +183,8 @@ class Encoder:
         Raises:
             InputError: As ``encode`` does.
         """
-        prefix = self._prefix(prompt)
-        tokens = self._tokenizer.encode([prefix + text for text in self._valid(texts)])
+        prefix = self.prefix(prompt)
+        tokens = self.tokenizer.encode([prefix + text for text in valid_rows(texts, errors=self._errors)])
         return TokenCounts(full=tokens.full_lengths, used=tokens.lengths)
 
     def close(self) -> None:
@@ -197,26 +199,28 @@ class Encoder:
     ) -> None:
         self.close()
 
-    def _prefix(self, prompt: str | None) -> str:
-        name = self._spec.default_prompt if prompt is None else prompt
-        if name is None or name == "":
-            return ""
-        if name not in self._spec.prompts:
-            known = ", ".join(sorted(self._spec.prompts)) or "none"
-            raise SentportError(f"prompt {name!r} is not saved with this model; known: {known}")
-        return self._spec.prompts[name]
+    def prefix(self, prompt: str | None = None) -> str:
+        """The text that goes in front of every text under a prompt.
 
-    def _valid(self, texts: Sequence[str]) -> list[str]:
-        """The texts, all of them fit to be tokenised, or one error that lists the bad rows."""
-        if isinstance(texts, str):
-            raise TypeError(_BARE_STRING)
-        rows = list(texts)
-        bad = bad_rows(rows, surrogates=self._errors == "raise")
-        if bad:
-            shown = [f"{row} ({reason})" for row, reason in list(bad.items())[:8]]
-            more = f" and {len(bad) - 8} more" if len(bad) > 8 else ""
-            raise InputError(f"{len(bad)} of {len(rows)} rows cannot be encoded: {', '.join(shown)}{more}", tuple(bad))
-        return rows if self._errors == "raise" else [_without_surrogates(text) for text in rows]
+        Raises:
+            SentportError: For a name that is not saved with the model.
+        """
+        return prompt_text(self._spec.prompts, self._spec.default_prompt, prompt)
+
+    def compute(self, tokens: Tokens, *, progress: bool = False) -> Vectors:
+        """Vectors ``[n, dim]`` of rows that are already tokens, in their order."""
+        batches = plan_batches(tokens.lengths)
+        with Progress("encoding", len(tokens.rows), "sentences", shown=progress) as bar:
+            return run_batches(self._engine, tokens, batches, self._spec.dim, bar.advance)
+
+    def shorten(self, vectors: Vectors, dim: int) -> Vectors:
+        """Vectors ``[n, dim]`` cut from full ones, normalised again where the chain ends in Normalize."""
+        if dim == vectors.shape[1]:
+            return vectors
+        cut = np.ascontiguousarray(vectors[:, :dim])
+        if self._spec.normalized:
+            cut /= np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+        return cut
 
     def _encode_block(self, block: list[str], start: int, prompt: str | None, dim: int | None) -> Vectors:
         bad = bad_rows(block, surrogates=self._errors == "raise")
@@ -227,71 +231,17 @@ class Encoder:
             list_rows([start + row for row in bad]),
         )
         good = [row for row in range(len(block)) if row not in bad]
-        vectors = np.full((len(block), _check_dim(dim, self._spec.dim)), np.nan, np.float32)
+        vectors = np.full((len(block), check_dim(dim, self._spec.dim)), np.nan, np.float32)
         vectors[good] = self.encode([block[row] for row in good], prompt=prompt, dim=dim)
         return vectors
 
-    def _report_truncation(self, tokens: Tokens, inverse: NDArray[np.int64]) -> None:
-        if self._on_truncate == "allow":
+    def _report_truncation(self, lengths: NDArray[np.int64]) -> None:
+        told = None if self._on_truncate == "allow" else truncation(lengths, self._spec.max_tokens)
+        if told is None:
             return
-        over = tokens.full_lengths > self._spec.max_tokens
-        if not over.any():
-            return
-        rows = np.flatnonzero(over[inverse]).tolist()
-        longest = int(tokens.full_lengths.max())
-        message = (
-            f"{len(rows)} of {len(inverse)} texts are longer than {self._spec.max_tokens} tokens (longest {longest}) "
-            f"and lose their end: rows {list_rows(rows)}"
-        )
         if self._on_truncate == "error":
-            raise TruncationError(f"{message}; shorten them, or use on_truncate='warn'", tuple(rows))
-        logger.warning("%s", message)
-
-    def _run(self, tokens: Tokens, progress: bool) -> Vectors:
-        vectors = np.empty((len(tokens.rows), self._spec.dim), np.float32)
-        batches = plan_batches(tokens.lengths)
-
-        def compute(rows: NDArray[np.int64]) -> int:
-            vectors[rows] = self._engine.run(TokenBatch.from_rows([tokens.rows[row] for row in rows]))
-            return len(rows)
-
-        with Progress("encoding", len(tokens.rows), "sentences", shown=progress) as bar:
-            if self._engine.sessions == 1 or len(batches) < 2:
-                for rows in batches:
-                    bar.advance(compute(rows))
-            else:
-                with ThreadPoolExecutor(self._engine.sessions) as pool:
-                    for count in pool.map(compute, batches):
-                        bar.advance(count)
-        return vectors
-
-
-_BARE_STRING = "encode takes a list of texts, not one string; write encode([text])[0]"
-
-
-def bad_rows(texts: Sequence[object], *, surrogates: bool) -> dict[int, str]:
-    """Rows that cannot be encoded, each with its reason.
-
-    Args:
-        texts: The rows.
-        surrogates: Whether lone surrogates are bad too: they are no Unicode text, and tokenizers refuse them.
-    """
-    bad = {}
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            bad[row] = f"{type(text).__name__}, not text"
-        elif surrogates and not text.isascii() and _without_surrogates(text) != text:
-            bad[row] = "lone surrogate"
-    return bad
-
-
-def _without_surrogates(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # A surrogate pair is one character; UTF-16 joins it, and only what stays alone becomes U+FFFD.
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+            raise TruncationError(f"{told}; shorten them, or use on_truncate='warn'", told.rows)
+        logger.warning("%s", told)
 
 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -299,61 +249,7 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         raise SentportError(f"{name} is {value!r}; expected one of {', '.join(known)}")
 
 
-def _check_dim(dim: int | None, full: int) -> int:
-    if dim is None:
-        return full
-    if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 1 <= dim <= full:
-        raise SentportError(
-            f"dim is {dim!r}; this model has vectors of {full}, so give a whole number from 1 to {full}"
-        )
-    return int(dim)
-
-
-def _cut(vectors: Vectors, dim: int, normalized: bool) -> Vectors:
-    if dim == vectors.shape[1]:
-        return vectors
-    cut = vectors[:, :dim]
-    if not normalized:
-        return np.ascontiguousarray(cut)
-    shortened: Vectors = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
-    return shortened
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return (path / "modules.json").is_file() or (path / "config.json").is_file()
-
-
-def _open_bundle(
-    path: Path, engine: str, layout: str, precision: str, threads: int | None, device: str
-) -> tuple[ModelSpec, str, Engine]:
-    if engine == "torch":
-        raise EngineError(f"engine torch runs checkpoints, and {path} is a bundle; give the checkpoint folder")
-    if engine not in ("auto", "onnxruntime"):
-        raise EngineError(f"engine {engine!r} is unknown; known: auto, onnxruntime (bundles), torch (checkpoints)")
-    bundle = read_bundle(path)
-    graph = bundle.select(layout, precision)
-    definition = bundle.tokenizer_file().read_text(encoding="utf-8")
-    from sentport.engines.onnxruntime import OnnxRuntimeEngine
-
-    return bundle.spec, definition, OnnxRuntimeEngine(bundle, graph, threads, device)
-
-
-def _open_checkpoint(
-    path: Path, engine: str, layout: str, precision: str, threads: int | None, device: str
-) -> tuple[ModelSpec, str, Engine]:
-    if engine not in ("auto", "torch"):
-        raise EngineError(
-            f"engine {engine} runs bundles, and {path} is a checkpoint; "
-            f"export it first (`sentport export {path} --out BUNDLE`), or use engine torch"
-        )
-    if precision not in ("auto", "fp32"):
-        raise EngineError(f"engine torch runs fp32 only, not {precision}")
-    from sentport.engines.torch import open_checkpoint
-
-    return open_checkpoint(path, threads, device)
-
-
-def _info(spec: ModelSpec, engine: Engine) -> EncoderInfo:
+def _info(spec: ModelSpec, engine: Engine, layout: str) -> EncoderInfo:
     return EncoderInfo(
         dim=spec.dim,
         max_tokens=spec.max_tokens,
@@ -363,7 +259,7 @@ def _info(spec: ModelSpec, engine: Engine) -> EncoderInfo:
         fingerprint=spec.fingerprint,
         engine=engine.name,
         precision=engine.precision,
-        layout="padded",
+        layout=layout,
         device=engine.device,
         sessions=engine.sessions,
         threads=engine.threads,

@@ -5,13 +5,17 @@ The same plan serves the library, the benchmark and the Triton model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sentport.batch import TokenBatch
+from sentport.engines import Engine
 from sentport.errors import SentportError
+from sentport.tokenizer import Tokens
 
 # A padded batch of this many tokens keeps the matrix products efficient and still fits a core's cache; measured
 # flat between 256 and 1024 on two cores (docs/architecture.md).
@@ -80,8 +84,46 @@ def _fill_budget(by_length: Rows, lengths: Rows, token_budget: int) -> list[Rows
 
 def padding_waste(lengths: Rows, batches: Sequence[Rows]) -> float:
     """Share of the computed tokens that are padding, 0 to 1, when each batch is padded to its longest row."""
-    computed = sum(len(rows) * max(1, int(lengths[rows].max(initial=0))) for rows in batches)
+    computed = computed_tokens(lengths, batches)
     return 1.0 - float(lengths.sum()) / computed if computed else 0.0
+
+
+def computed_tokens(lengths: Rows, batches: Sequence[Rows]) -> int:
+    """Tokens of all batches, each padded to its longest row."""
+    return sum(len(rows) * max(1, int(lengths[rows].max(initial=0))) for rows in batches)
+
+
+def run_batches(
+    engine: Engine, tokens: Tokens, batches: Sequence[Rows], dim: int, done: Callable[[int], None] | None = None
+) -> NDArray[np.float32]:
+    """Run planned batches, as many at once as the engine has sessions for, and put the rows back in order.
+
+    Args:
+        engine: Runs a batch.
+        tokens: The rows, N of them.
+        batches: The plan over them.
+        dim: Width of a vector.
+        done: Told how many rows each finished batch had.
+
+    Returns:
+        ``[N, dim]`` float32, in the rows' order.
+    """
+    vectors = np.empty((len(tokens.rows), dim), np.float32)
+
+    def compute(rows: Rows) -> int:
+        vectors[rows] = engine.run(TokenBatch.from_rows([tokens.rows[row] for row in rows]))
+        return len(rows)
+
+    workers = min(engine.sessions, len(batches))
+    for count in map(compute, batches) if workers < 2 else _in_threads(compute, batches, workers):
+        if done is not None:
+            done(count)
+    return vectors
+
+
+def _in_threads(compute: Callable[[Rows], int], batches: Sequence[Rows], workers: int) -> Iterator[int]:
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(compute, batches)
 
 
 def unique_texts(texts: Sequence[str]) -> tuple[list[str], Rows]:

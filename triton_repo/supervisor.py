@@ -14,6 +14,7 @@ child ends. Towards ``tritonserver`` this process has one thread only, so there 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -140,10 +141,8 @@ def _how(status: int) -> str:
 
 
 def _report(message: str) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the reader is gone: there is nobody to tell
         os.write(sys.stdout.fileno(), f"{REPORT_PREFIX}{message}\n".encode())
-    except OSError:  # the reader is gone: there is nobody to tell
-        pass
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
@@ -202,10 +201,8 @@ def _exit_code(server: subprocess.Popen[bytes]) -> int:
 
 def _clear(server: subprocess.Popen[bytes], prefix: str) -> None:
     """Kill what is left of the server's process group, wait for it, and remove its shared memory."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     server.wait()
     deadline = time.monotonic() + _REAP_S
     while time.monotonic() < deadline:

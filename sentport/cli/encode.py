@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Encode and write."""
     from sentport.encoder import Encoder
     from sentport.errors import SentportError
+    from sentport.inputs import read_lines
 
     if arguments.output != "-" and Path(arguments.output).exists() and not arguments.force:
         raise SentportError(f"{arguments.output} exists; add --force to replace it, or name another file")
@@ -59,43 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_lines(name: str) -> list[str]:
-    r"""Lines of a UTF-8 file or of standard input; only ``\n`` (or ``\r\n``) ends a line.
-
-    Raises:
-        SentportError: When the file cannot be read, or listing the lines that are not UTF-8.
-    """
-    from sentport.errors import InputError, SentportError, list_rows
-
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise SentportError(f"{name} cannot be read ({error.strerror}); expected a text file or -") from error
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if lines[-1] == b"":  # the last line's own end
-        lines.pop()
-    texts, bad = [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            texts.append(line.removesuffix(b"\r").decode())
-        except UnicodeDecodeError:
-            bad.append(number)
-    if bad:
-        raise InputError(f"{name} is not UTF-8 in lines {list_rows(bad)}; convert it first", tuple(bad))
-    return texts
-
-
 def _write(vectors: NDArray[np.float32], output: str) -> None:
     import numpy as np
 
     if output == "-":
         np.save(sys.stdout.buffer, vectors)
         return
-    path = Path(output)
-    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            np.save(file, vectors)
-        aside.rename(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    from sentport.files import file_written_aside
+
+    with file_written_aside(Path(output)) as aside, aside.open("wb") as file:
+        np.save(file, vectors)

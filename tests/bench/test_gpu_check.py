@@ -18,21 +18,21 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import torch  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-from tokenizers.models import WordLevel  # noqa: E402
-from tokenizers.pre_tokenizers import Whitespace  # noqa: E402
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
-from bench.gpu_check import __main__ as command  # noqa: E402
-from bench.gpu_check import policies, prepare  # noqa: E402
-from bench.gpu_check.attention import equal_length_sdpa, jagged_sdpa, probe_error  # noqa: E402
-from bench.gpu_check.bert import Shape, mean_of_kept, seeded_model  # noqa: E402
-from bench.gpu_check.contestants import Contestant, contestants  # noqa: E402
-from bench.gpu_check.measure import Budget, judge, worst_cosine  # noqa: E402
-from bench.gpu_check.records import Writer  # noqa: E402
-from bench.gpu_check.runners import Model, PackedRunner, PaddedRunner, end_to_end, pad  # noqa: E402
-from bench.gpu_check.session import NO_TIME, Session, Settings, Workload, reference_vectors  # noqa: E402
-from bench.gpu_check.workload import Corpus, long_lengths, random_corpus, stored_lengths  # noqa: E402
+from bench.gpu_check import __main__ as command
+from bench.gpu_check import policies, prepare
+from bench.gpu_check.attention import equal_length_sdpa, jagged_sdpa, probe_error
+from bench.gpu_check.bert import Shape, mean_of_kept, seeded_model
+from bench.gpu_check.contestants import Contestant, contestants
+from bench.gpu_check.measure import Budget, judge, worst_cosine
+from bench.gpu_check.records import Writer
+from bench.gpu_check.runners import Model, PackedRunner, PaddedRunner, end_to_end, pad
+from bench.gpu_check.session import NO_TIME, Session, Settings, Workload, reference_vectors
+from bench.gpu_check.workload import Corpus, long_lengths, random_corpus, stored_lengths
 
 SOURCE = Path(command.__file__).parent
 VOCABULARY = 400
@@ -101,7 +101,8 @@ def smoke(checkout: Path) -> list[dict[str, Any]]:
     source, folder, texts = (str(checkout / name) for name in ("source", "folder", "data"))
     assert prepare.main([source, folder, "--name", "tiny", "--data", texts, "--smoke"]) == 0
     printed = _python(checkout, "bench.gpu_check", "folder", "--device", "cpu", "--out", "records.jsonl")
-    assert "% ceil" in printed and "tiny on stsb (48 texts" in printed
+    assert "% ceil" in printed
+    assert "tiny on stsb (48 texts" in printed
     assert not (checkout / "records.jsonl.partial").exists()
     return [json.loads(line) for line in (checkout / "records.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -230,7 +231,7 @@ def _measure(
     ],
 )
 def test_a_wrong_contestant_is_not_timed(
-    build: Any,  # noqa: ANN401 - four builders of one type
+    build: Any,
     status: str,
     reason: str,
     tmp_path: Path,

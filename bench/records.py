@@ -1,0 +1,133 @@
+"""Raw records: one JSON line for every timed call, each complete in itself, in a new file for every run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.contestants import Conditions
+from sentport import __version__
+from sentport.errors import SentportError
+from sentport.hardware import available_cores, cpu_model, cuda_devices
+
+Record = dict[str, Any]
+FORMAT = 1
+BENCHMARK = "encoders"
+GPU_BENCHMARK = "gpu_check"
+
+_PACKAGES = (
+    "numpy",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tritonclient",
+)
+
+
+class Writer:
+    """Writes a run's records as they are made; what a killed run had measured is on the disk.
+
+    Args:
+        folder: Where raw files lie; made where it is missing.
+        shared: What is the same for every record of the run.
+    """
+
+    def __init__(self, folder: Path, shared: Record) -> None:
+        self._shared = {"format": FORMAT, "benchmark": BENCHMARK, **shared}
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{shared['run']}.jsonl"
+        try:
+            self._file = self.path.open("x", encoding="utf-8")  # never over an earlier run
+        except FileExistsError:
+            raise SentportError(f"{self.path} exists; raw records are never replaced, so name another folder") from None
+
+    def write(self, kind: str, record: Record) -> None:
+        """Append one record: ``observation``, ``rejected`` or ``not run``."""
+        self._file.write(json.dumps({"kind": kind, **record, **self._shared}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def run_conditions() -> Record:
+    """What every figure of a run depends on outside the contestants, and the run's own name."""
+    now = datetime.now(UTC)
+    return {
+        "run": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        "date": now.isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cpu_cores": available_cores(),
+        "gpus": list(cuda_devices()),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {"python": platform.python_version(), "sentport": __version__, **_installed()},
+    }
+
+
+def contestant_conditions(conditions: Conditions, shared: Record) -> Record:
+    """A contestant's conditions as a record, the device with its full name."""
+    on_gpu = conditions.device == "cuda" and shared["gpus"]
+    return {**asdict(conditions), "device_name": shared["gpus"][0] if on_gpu else shared["cpu"]}
+
+
+def read_records(paths: Sequence[Path]) -> list[Record]:
+    """Read raw files, of this benchmark or of ``bench.gpu_check``.
+
+    Raises:
+        SentportError: When a file cannot be read, or a line of it is no record that this version knows.
+    """
+    records = []
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SentportError(
+                f"{path} cannot be read ({error}); expected JSON lines of `sentport bench run`"
+            ) from None
+        records += [_parse(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        names = ", ".join(str(path) for path in paths) or "no file"
+        raise SentportError(f"{names}: no record in there; make some with `sentport bench run`")
+    return records
+
+
+def _parse(line: str, path: Path, number: int) -> Record:
+    try:
+        record: Record = json.loads(line)
+        known = record["format"] == FORMAT and record["benchmark"] in (BENCHMARK, GPU_BENCHMARK)
+    except (ValueError, KeyError, TypeError):
+        raise SentportError(
+            f"{path}, line {number}: no record; expected JSON lines of `sentport bench run` or `bench.gpu_check`"
+        ) from None
+    if not known:
+        raise SentportError(
+            f"{path}, line {number}: format {record['format']} of benchmark {record['benchmark']!r}; this version "
+            f"reads format {FORMAT} of {BENCHMARK} and {GPU_BENCHMARK}; measure again, or use the version that wrote it"
+        )
+    return {**record, "file": path.name}
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,38 @@
+"""Written aside, then renamed: what exists is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def folder_written_aside(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its place at the end, or vanishes with whatever went wrong."""
+    out = out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.parent / f".{out.name}.partial-{os.getpid()}"
+    aside.mkdir()
+    try:
+        yield aside
+        old = out.parent / f".{out.name}.old-{os.getpid()}"
+        if out.exists():
+            out.rename(old)
+        aside.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def file_written_aside(out: Path) -> Iterator[Path]:
+    """A file path beside ``out`` whose file takes its place at the end, or vanishes with whatever went wrong."""
+    aside = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        yield aside
+        aside.rename(out)
+    finally:
+        aside.unlink(missing_ok=True)

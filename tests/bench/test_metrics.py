@@ -1,0 +1,241 @@
+"""Metrics against values computed by hand, and the report that is made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.metrics import findings, sections
+from bench.records import Record, read_records
+from bench.report import COLUMNS, cells, render_markdown, render_table, write_report
+
+SHARED = {
+    "format": 1,
+    "benchmark": "encoders",
+    "run": "r1",
+    "date": "2026-01-02T03:04:05+00:00",
+    "cpu": "Some CPU",
+    "cpu_cores": 2,
+    "gpus": [],
+    "versions": {"python": "3.11.9", "torch": "2.13.0"},
+}
+
+
+def observation(contestant: str, policy: str, seconds: float, place: int, **more: Any) -> Record:
+    """One timed call over 100 texts of 1,000 tokens."""
+    return {
+        "kind": "observation",
+        "contestant": contestant,
+        "policy": policy,
+        "batch": "32 rows",
+        "tokenisation_inside": True,
+        "place": place,
+        "baseline": place == 0,
+        "model": "m",
+        "precision": "fp32",
+        "layout": "padded",
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "sessions": 1,
+        "threads": 2,
+        "transport": "in process",
+        "corpus": "STS-B",
+        "corpus_source": "its sentences",
+        "texts": 100,
+        "tokens": 1000,
+        "longest": 40,
+        "reference": "the source",
+        "warmup": 1,
+        "repeats": 3,
+        "order": "interleaved",
+        "seconds": seconds,
+        "computed_tokens": 2500,
+        "worst_cosine": 0.9999999,
+        **SHARED,
+        **more,
+    }
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    """Four rows: a baseline at 50/s, arrival at 100/s, smart at 200/s and a server at 160/s; one more was rejected."""
+    smart = {"computed_tokens": 1250, "worst_cosine": 0.99998}
+    served = {"computed_tokens": None, "transport": "grpc, 16 clients, 16 texts a request", "batch": "the server's"}
+    out = {"kind": "rejected", "contestant": "cheat <b>", "place": 4, "reason": "it caches & more", "baseline": False}
+    return [
+        observation("onnxruntime", "smart", 0.4, 2, **smart),
+        *(observation("baseline lib", "own", seconds, 0) for seconds in (2.0, 1.0, 4.0)),
+        observation("onnxruntime", "smart", 0.5, 2, **smart),
+        *(observation("onnxruntime", "arrival", 1.0, 1) for _ in range(3)),
+        observation("onnxruntime", "smart", 1.0, 2, **{**smart, "worst_cosine": 0.99999}),
+        observation("Triton", "own", 0.625, 3, **served),
+        {**observation("cheat <b>", "own", 0.0001, 4), **out},
+    ]
+
+
+def test_rows_hold_median_spread_ratio_waste_and_worst_cosine(records: list[Record]) -> None:
+    (part,) = sections(records)
+    base, arrival, smart, served, cheat = part.rows
+    assert (base.rate, base.slowest, base.fastest, base.ratio) == (50.0, 25.0, 100.0, 1.0)
+    assert (arrival.rate, arrival.waste) == (100.0, pytest.approx(60.0))  # 1,000 of 2,500 tokens
+    assert (smart.rate, smart.slowest, smart.fastest, smart.ratio) == (200.0, 100.0, 250.0, 4.0)
+    assert smart.waste == pytest.approx(20.0)  # 1,000 of 1,250 tokens
+    assert smart.worst_cosine == 0.99998
+    assert smart.repeats == 3
+    assert (served.rate, served.waste) == (160.0, None)
+    assert (cheat.status, cheat.reason, cheat.rate) == ("rejected", "it caches & more", None)
+
+
+def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
+    (part,) = sections([observation("a", "own", seconds, 0) for seconds in (1.0, 2.0, 4.0, 5.0)])
+    assert part.rows[0].rate == pytest.approx((50.0 + 25.0) / 2)
+
+
+def test_ratios_stay_inside_a_run_and_a_corpus(records: list[Record]) -> None:
+    other_run = [observation("baseline lib", "own", 10.0, 0, run="r2"), observation("x", "own", 1.0, 1, run="r2")]
+    other_corpus = [observation("x", "own", 1.0, 1, corpus="flat")]  # without a baseline
+    parts = sections([*records, *other_run, *other_corpus])
+    assert [part.rows[-1].ratio for part in parts] == [None, None, pytest.approx(10.0)]
+    assert parts[0].rows[2].ratio == 4.0
+
+
+def test_the_corpus_comes_before_the_flat_case_whatever_was_timed_first(records: list[Record]) -> None:
+    flat = [observation("onnxruntime", "smart", 1.0, 5, corpus="flat")]
+    assert [part.corpus for part in sections([*flat, *records])] == ["STS-B", "flat"]
+
+
+def test_findings_are_computed_from_their_rows(records: list[Record]) -> None:
+    flat = [observation("onnxruntime", policy, 1.0, 1, corpus="flat") for policy in ("arrival", "smart")]
+    found = [(finding.label, finding.value) for finding in findings(sections([*records, *flat]))]
+    assert found == [
+        ("fastest over the baseline", "4.00×"),
+        ("smart over arrival order", "2.00×"),
+        ("smart over arrival order", "1.00×"),
+        ("through Triton", "80 %"),
+        ("worst cosine to the source", "0.9999800"),
+    ]
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes that fetch something, and the text of table cells."""
+
+    VOID = ("meta", "rect", "path", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def test_the_page_needs_nothing_but_itself_and_shows_every_row(records: list[Record], tmp_path: Path) -> None:
+    parts = sections(records)
+    markdown, page = write_report(parts, tmp_path / "new")
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|url\(|@import|<script|<link", text)
+    parsed = Page()
+    parsed.feed(text)
+    assert parsed.links == []
+    assert parsed.open == []
+    assert parsed.cells == [name for name, _ in COLUMNS] + [cell for row in parts[0].rows for cell in cells(row)]
+    assert text.count("<svg") == 4
+    assert "cheat &lt;b&gt;" in text
+    assert "it caches &amp; more" in text
+    for value in parts[0].conditions.values():
+        assert value in text
+    assert "prefers-color-scheme: dark" in text
+    assert markdown.read_text(encoding="utf-8") == render_markdown(parts)
+
+
+def test_whiskers_and_bars_stand_where_the_rates_are(records: list[Record], tmp_path: Path) -> None:
+    _, page = write_report(sections(records), tmp_path)
+    smart = page.read_text(encoding="utf-8").split("<li class=")[3]
+    # The largest rate, 250/s, is at 995 of 1,000; median 200, slowest 100, baseline 50.
+    assert 'width="796.0"' in smart
+    assert "M398.0 10.0H995.0" in smart
+    assert "M199.0 0V" in smart
+
+
+def test_the_table_is_aligned_and_names_reasons(records: list[Record]) -> None:
+    lines = render_table(sections(records)[0]).splitlines()
+    assert len({len(line) for line in lines[:7]}) == 1
+    assert "| baseline lib (baseline) | own, 32 rows" in lines[2]
+    assert re.search(r"\| +200 \| 100-250 \| +4.00 \| +20.0 % \| +0.9999800 \|", lines[4])
+    assert lines[-1] == "- cheat <b>, own: rejected: it caches & more"
+
+
+def gpu_row(implementation: str, precision: str, seconds: float | None) -> Record:
+    """A summary as ``bench.gpu_check`` writes it."""
+    status = {"status": "measured", "reason": None} if seconds else {"status": "not run", "reason": "needs CUDA"}
+    record = {
+        **SHARED,
+        **status,
+        "benchmark": "gpu_check",
+        "kind": "row",
+        "contestant": f"{implementation} {precision}, smart of 32 rows",
+        "implementation": implementation,
+        "precision": precision,
+        "layout": "padded",
+        "batch_policy": "smart",
+        "batch": "32 rows",
+        "model": "m",
+        "corpus": "stsb",
+        "corpus_source": "ids",
+        "texts": 100,
+        "tokens": 1000,
+        "worst_cosine": 0.9999,
+        "device": "cuda",
+        "device_name": "Some GPU",
+        "sessions": 1,
+        "threads": 2,
+        "tokenisation_inside": False,
+    }
+    if seconds:
+        record |= {
+            "end_to_end_s": {"median": seconds, "min": seconds / 2, "max": seconds * 2},
+            "warmup": 1,
+            "repeats": 7,
+        }
+        record |= {"padding_waste_percent": 12.5, "order": "interleaved"}
+    return record
+
+
+def test_gpu_records_become_a_section_of_their_own(records: list[Record], tmp_path: Path) -> None:
+    raw, gpu = tmp_path / "raw.jsonl", tmp_path / "gpu.jsonl"
+    rows = [gpu_row("transformers", "fp32", 0.1), gpu_row("torch", "bf16", 0.02), gpu_row("CUDA graphs", "bf16", None)]
+    noise: list[Record] = [{"kind": "ceiling", "format": 1, "benchmark": "gpu_check"}]
+    raw.write_text("".join(json.dumps(record) + "\n" for record in records))
+    gpu.write_text("".join(json.dumps(record) + "\n" for record in [*noise, *rows]))
+    ours, theirs = sections(read_records([raw, gpu]))
+    assert len(ours.rows) == 5
+    base, half, graphs = theirs.rows
+    assert theirs.title == "stsb, m, Some GPU"
+    assert (base.rate, base.baseline, half.baseline) == (pytest.approx(1000.0), True, False)
+    assert (half.rate, half.slowest, half.fastest) == (
+        pytest.approx(5000.0),
+        pytest.approx(2500.0),
+        pytest.approx(10000.0),
+    )
+    assert (half.ratio, half.waste, half.device) == (pytest.approx(5.0), 12.5, "cuda")
+    assert (graphs.status, graphs.reason) == ("not run", "needs CUDA")
+    assert "Some GPU" in render_markdown([ours, theirs])

@@ -1,0 +1,204 @@
+"""The files of a model repository, and the command that writes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import deserialize_bytes_tensor
+
+from sentport import Encoder
+from sentport.bundle import read_bundle
+from sentport.errors import SentportError
+from triton_repo import repository, repository_cli, wire
+from triton_repo.model_text import Fixed
+from triton_repo.repository import Batching, write_repository
+
+
+def parsed(out: Path, name: str) -> Any:
+    """The config as Triton's own parser reads it."""
+    text = (out / name / "config.pbtxt").read_text(encoding="utf-8")
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+@pytest.fixture(scope="module")
+def written(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_repository(tiny_bundle, tmp_path_factory.mktemp("repository") / "models", threads=2)
+
+
+def test_config(written: Path, tiny_bundle: Path) -> None:
+    config = parsed(written, "tiny")
+    assert config.name == "tiny"
+    assert config.backend == "python"
+    assert config.max_batch_size == 128
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input] == [
+        ("TEXT", model_config_pb2.TYPE_STRING, [1])
+    ]
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.output] == [
+        ("EMBEDDING", model_config_pb2.TYPE_FP32, [-1]),
+        ("TOKENS", model_config_pb2.TYPE_INT32, [1]),
+        ("TRUNCATED", model_config_pb2.TYPE_BOOL, [1]),
+        ("INFO", model_config_pb2.TYPE_STRING, [1]),
+    ]
+    (group,) = config.instance_group
+    assert (group.kind, group.count) == (model_config_pb2.ModelInstanceGroup.KIND_CPU, 1)
+    assert not config.response_cache.enable
+    policy = config.dynamic_batching.default_queue_policy
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (1024, 30_000_000)
+    assert policy.allow_timeout_override
+    settings = {key: value.string_value for key, value in config.parameters.items()}
+    encoder = json.loads(settings.pop(wire.ENCODER))
+    assert settings == {"device": "cpu", "layout": "padded", "precision": "fp32", "threads": "2"}
+    assert encoder["fingerprint"] == read_bundle(tiny_bundle).spec.fingerprint
+    assert encoder["prompts"] == read_bundle(tiny_bundle).spec.prompts
+
+
+def test_warmup_files_hold_one_text_each(written: Path) -> None:
+    for sample in parsed(written, "tiny").model_warmup:
+        given = sample.inputs["TEXT"]
+        assert (sample.batch_size, list(given.dims)) == (1, [1])
+        data = (written / "tiny" / "warmup" / given.input_data_file).read_bytes()
+        assert [text.decode() for text in deserialize_bytes_tensor(data)] == [repository.WARMUP_TEXTS[sample.name]]
+    # Where a length counts characters, text of one byte a character would not show it.
+    assert any(len(text.encode()) > len(text) for text in repository.WARMUP_TEXTS.values())
+
+
+def test_bundle_inside_is_linked_and_whole(written: Path, tiny_bundle: Path) -> None:
+    inside = written / "tiny" / "1" / "bundle"
+    files = [path.relative_to(tiny_bundle) for path in tiny_bundle.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    for file in files:
+        assert (inside / file).samefile(tiny_bundle / file)
+    with Encoder(inside, threads=1) as encoder:
+        assert encoder.encode(["a"]).shape == (1, 24)
+
+
+def test_bundle_is_copied_where_links_are_not_possible(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: Path, target: str) -> None:
+        raise OSError("cross-device link")
+
+    monkeypatch.setattr("os.link", no_links)
+    out = write_repository(tiny_bundle, tmp_path / "models")
+    assert not (out / "tiny" / "1" / "bundle" / "bundle.json").samefile(tiny_bundle / "bundle.json")
+    assert read_bundle(out / "tiny" / "1" / "bundle").spec == read_bundle(tiny_bundle).spec
+
+
+def test_gpu(tiny_bundle: Path, tmp_path: Path) -> None:
+    config = parsed(write_repository(tiny_bundle, tmp_path / "models", device="cuda"), "tiny")
+    (group,) = config.instance_group
+    assert (group.kind, list(group.gpus)) == (model_config_pb2.ModelInstanceGroup.KIND_GPU, [0])
+    assert config.parameters["device"].string_value == "cuda"
+    assert "threads" not in config.parameters
+
+
+def test_cacheable_variant_has_one_output_and_all_fixed(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = write_repository(tiny_bundle, tmp_path / "models", fixed=Fixed(prompt="query", dim=7))
+    config = parsed(out, "tiny")
+    assert config.response_cache.enable
+    assert [(each.name, list(each.dims)) for each in config.output] == [("EMBEDDING", [7])]
+    settings = {key: value.string_value for key, value in config.parameters.items()}
+    assert (settings["fixed_prompt"], settings["fixed_dim"]) == ("query", "7")
+    assert settings["fixed_on_truncate"] == "allow"
+    assert json.loads(settings[wire.ENCODER])["dim"] == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "ragged"}, "form ragged is not supported yet"),
+        ({"form": "plan"}, "form plan is not supported yet"),
+        ({"form": "test"}, "form 'test' is unknown; known: text, ragged, plan"),
+        ({"device": "auto"}, "device 'auto' is unknown"),
+        ({"threads": 0}, "threads is 0"),
+        ({"name": "a/b"}, "'a/b' cannot be a model's name"),
+        ({"name": ""}, "'' cannot be a model's name"),
+        ({"fixed": Fixed(prompt="summary")}, "prompt 'summary' is not saved with this model; known: .*passage"),
+        ({"fixed": Fixed(dim=25)}, "dim is 25"),
+        ({"fixed": Fixed(on_truncate="warn")}, "policy is 'warn'; expected one of allow, error"),
+    ],
+)
+def test_what_cannot_be_written(tiny_bundle: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SentportError, match=message):
+        write_repository(tiny_bundle, tmp_path / "models", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batching_limits() -> None:
+    with pytest.raises(SentportError, match="max_queue is 0; expected a whole number from 1"):
+        Batching(max_queue=0)
+
+
+def test_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_bundle, damaged)
+    (damaged / "tokenizer.json").write_text("{}")
+    with pytest.raises(SentportError, match="has changed"):
+        write_repository(damaged, tmp_path / "models")
+
+
+def test_existing_out(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = write_repository(tiny_bundle, tmp_path / "models", name="first")
+    with pytest.raises(SentportError, match="exists; add --force"):
+        write_repository(tiny_bundle, out)
+    write_repository(tiny_bundle, out, name="second", force=True)
+    assert [path.name for path in out.iterdir()] == ["second"]
+    (out / "notes").mkdir()
+    with pytest.raises(SentportError, match="is not a model repository"):
+        write_repository(tiny_bundle, out, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_nothing_half_written(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(source: Path, target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("shutil.copyfile", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_repository(tiny_bundle, tmp_path / "models")
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_command(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    repository_cli.add_arguments(parser)
+    return repository_cli.run(parser.parse_args(arguments))
+
+
+def test_command(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "models"
+    options = ["--name", "mine", "--max-batch", "32", "--queue-delay-us", "0", "--max-queue", "9", "--threads", "1"]
+    assert run_command(str(tiny_bundle), "--out", str(out), *options, "--queue-timeout-ms", "70") == 0
+    config = parsed(out, "mine")
+    policy = config.dynamic_batching.default_queue_policy
+    assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (32, 0)
+    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (9, 70_000)
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        f"repository  {out}\nmodel       mine\nnext        tritonserver --model-repository {out} "
+    )
+
+
+def test_command_for_the_cacheable_variant(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "models"
+    with pytest.raises(SentportError, match="belong to --cache"):
+        run_command(str(tiny_bundle), "--out", str(out), "--fixed-dim", "3")
+    assert run_command(str(tiny_bundle), "--out", str(out), "--cache", "--fixed-dim", "3") == 0
+    assert parsed(out, "tiny").response_cache.enable
+
+
+def test_defaults_in_the_help_are_the_real_ones() -> None:
+    parser = argparse.ArgumentParser()
+    repository_cli.add_arguments(parser)
+    shown = parser.format_help()
+    defaults = Batching()
+    for value in (defaults.max_batch, defaults.delay_us, defaults.max_queue, defaults.timeout_ms):
+        assert f"({value})" in shown

@@ -1,0 +1,286 @@
+"""The text model and both clients against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sentport import Encoder
+from sentport.encoder import EncoderInfo, TextEncoder, Vectors
+from sentport.errors import InputError, SentportError
+from triton_repo import wire
+from triton_repo.client import AsyncClient, Client
+from triton_repo.environment import ServerEnvironment
+from triton_repo.model_text import Fixed
+from triton_repo.repository import Batching, write_repository
+from triton_repo.server import TritonServer
+from triton_repo.transport import GrpcTransport, HttpTransport
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with three models: MiniLM, the tiny one that waits long for company, and its cacheable variant."""
+
+    urls: dict[str, str]
+    minilm: Encoder
+    tiny: Encoder
+
+
+@pytest.fixture(scope="module")
+def served(
+    minilm_bundle: Path,
+    tiny_bundle: Path,
+    server_environment: ServerEnvironment,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    models = write_repository(minilm_bundle, folder / "models", name="minilm")
+    slow = Batching(delay_us=400_000, max_batch=64)
+    for name, batching, fixed in (("tiny", slow, None), ("cacheable", None, Fixed(prompt="query", dim=5))):
+        out = write_repository(tiny_bundle, folder / name, name=name, threads=1, batching=batching, fixed=fixed)
+        (out / name).rename(models / name)
+    encoders = Encoder(minilm_bundle), Encoder(tiny_bundle, threads=1, on_truncate="allow")
+    with TritonServer(models, server_environment) as server, encoders[0] as minilm, encoders[1] as tiny:
+        server.wait_ready()
+        yield Served({"grpc": server.grpc_url, "http": f"http://{server.http_url}"}, minilm, tiny)
+
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
+
+
+def statistics(served: Served, model: str) -> tuple[int, int]:
+    """The server's own count of requests and executions."""
+    import tritonclient.grpc as library
+
+    with library.InferenceServerClient(served.urls["grpc"]) as client:
+        (stats,) = client.get_inference_statistics(model).model_stats
+    return stats.inference_stats.success.count + stats.inference_stats.fail.count, stats.execution_count
+
+
+def sentences(count: int) -> list[str]:
+    """Distinct English sentences of mixed length."""
+    from pydoc_data import topics
+
+    words = " ".join(topics.topics.values())
+    found = dict.fromkeys(" ".join(part.split()) for part in re.split(r"(?<=[.:])\s+", words))
+    return [text for text in found if 20 < len(text) < 300][:count]
+
+
+def worst_cosine(found: Vectors, expected: Vectors) -> float:
+    assert found.shape == expected.shape
+    left, right = found.astype(np.float64), expected.astype(np.float64)
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    return float(((left * right).sum(axis=1) / norms).min())
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Results of calls that start at the same moment, exceptions as results."""
+    barrier = threading.Barrier(len(calls))
+
+    def call(one: Callable[[], Any]) -> Any:
+        barrier.wait()
+        try:
+            return one()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
+
+
+@PROTOCOLS
+def test_same_vectors_and_info_as_in_process(served: Served, protocol: str) -> None:
+    texts = ["Žluťoučký kůň", "", "ends in a zero byte\0", "日本語 🙂", "same", "same", "word " * 500]
+    with Client(served.urls[protocol], model="minilm", protocol=protocol, rows_per_request=3) as client:
+        encoder: TextEncoder = client
+        assert encoder.info == served.minilm.info
+        assert worst_cosine(encoder.encode(texts), served.minilm.encode(texts)) >= 0.99999
+        assert worst_cosine(encoder.encode(texts, dim=64), served.minilm.encode(texts, dim=64)) >= 0.99999
+        assert encoder.encode([]).shape == (0, 384)
+
+
+@PROTOCOLS
+def test_async_client(served: Served, protocol: str) -> None:
+    texts = sentences(40)
+
+    async def run() -> tuple[EncoderInfo, list[Vectors]]:
+        connected = AsyncClient.connect(served.urls[protocol], model="minilm", protocol=protocol, rows_per_request=8)
+        async with await connected as client:
+            calls = [client.encode(texts), client.encode(texts[:3], dim=5), client.encode([])]
+            vectors = list(await asyncio.gather(*calls))
+            with pytest.raises(InputError, match=r"rows 8 to 8 failed: .*: rows 8 \(over") as caught:
+                await client.encode([*texts[:8], "x" * (wire.MAX_TEXT_BYTES + 1)])
+            assert caught.value.rows == (8,)
+            return client.info, vectors
+
+    info, (whole, short, empty) = asyncio.run(run())
+    assert info == served.minilm.info
+    assert worst_cosine(whole, served.minilm.encode(texts)) >= 0.99999
+    assert worst_cosine(short, served.minilm.encode(texts[:3], dim=5)) >= 0.99999
+    assert empty.shape == (0, 384)
+
+
+def test_one_execution_serves_prompts_dims_and_a_bad_text(served: Served) -> None:
+    import tritonclient.grpc as library
+
+    given = library.InferInput("TEXT", [2, 1], "BYTES")
+    given.set_data_from_numpy(np.array([[b"fine"], [b"\xff\xfe"]], dtype=object))
+    with (
+        Client(served.urls["grpc"], model="tiny", retries=0) as client,
+        Client(served.urls["http"], model="tiny", protocol="http", retries=0) as other,
+        library.InferenceServerClient(served.urls["grpc"]) as raw,
+    ):
+        requests, executions = statistics(served, "tiny")
+        first, second, third, fourth, bad = together(
+            lambda: client.encode(["the cat"]),
+            lambda: client.encode(["the cat"], prompt="query"),
+            lambda: other.encode(["the cat", "a dog"], prompt="passage", dim=3),
+            lambda: other.encode(["the cat"], dim=20),
+            lambda: raw.infer("tiny", [given]),
+        )
+        after = statistics(served, "tiny")
+    assert (after[0] - requests, after[1] - executions) == (5, 1)
+    encode = served.tiny.encode
+    assert worst_cosine(first, encode(["the cat"])) >= 0.99999
+    assert worst_cosine(second, encode(["the cat"], prompt="query")) >= 0.99999
+    assert worst_cosine(third, encode(["the cat", "a dog"], prompt="passage", dim=3)) >= 0.99999
+    assert worst_cosine(fourth, encode(["the cat"], dim=20)) >= 0.99999
+    assert "1 of 2 texts cannot be encoded: rows 1 (not valid UTF-8)" in str(bad)
+    assert not np.allclose(first, second)
+
+
+def test_outputs_asked_for_plainly(served: Served) -> None:
+    """A client that knows nothing of us, over JSON."""
+    import http.client
+
+    connection = http.client.HTTPConnection(served.urls["http"].removeprefix("http://"))
+    tensor = {"name": "TEXT", "shape": [2, 1], "datatype": "BYTES", "data": ["the cat 🙂", "a dog " * 40]}
+    body = json.dumps({"inputs": [tensor], "parameters": {"dim": 2, "prompt": ""}})
+    connection.request("POST", "/v2/models/tiny/infer", body)
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    outputs = {output["name"]: output for output in answer["outputs"]}
+    assert {name: output["shape"] for name, output in outputs.items()} == {
+        "EMBEDDING": [2, 2],
+        "TOKENS": [2, 1],
+        "TRUNCATED": [2, 1],
+    }
+    assert outputs["TRUNCATED"]["data"] == [False, True]
+    assert outputs["TOKENS"]["data"] == served.tiny.tokenize(["the cat 🙂", "a dog " * 40], prompt="").full.tolist()
+
+
+@PROTOCOLS
+def test_cacheable_variant(served: Served, protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Client(served.urls[protocol], model="cacheable", protocol=protocol) as client:
+        assert "does not tell when it cuts a text" in caplog.text
+        assert (client.info.dim, client.info.default_prompt, client.info.threads) == (5, "query", 0)
+        assert worst_cosine(client.encode(["sat"]), served.tiny.encode(["sat"], prompt="query", dim=5)) >= 0.99999
+        with pytest.raises(SentportError, match="takes no request parameters, found dim"):
+            client.encode(["sat"], dim=3)
+    with pytest.raises(SentportError, match="cacheable variant"):
+        Client(served.urls[protocol], model="cacheable", protocol=protocol, on_truncate="error")
+
+
+def hammer(served: Served, texts: list[str], clients: int) -> tuple[Vectors, float]:
+    """One text a request from many clients at once: the vectors, and executions for each request."""
+    opened = [Client(served.urls["grpc"], model="minilm", rows_per_request=1, in_flight=1) for _ in range(clients)]
+    before = statistics(served, "minilm")
+    calls = [lambda n=n: opened[n].encode(texts[n::clients]) for n in range(clients)]
+    vectors = np.empty((len(texts), 384), np.float32)
+    for n, found in enumerate(together(*calls)):
+        vectors[n::clients] = found
+    for client in opened:
+        client.close()
+    after = statistics(served, "minilm")
+    assert after[0] - before[0] == len(texts)
+    return vectors, (after[1] - before[1]) / (after[0] - before[0])
+
+
+def test_many_clients(served: Served) -> None:
+    texts = sentences(200)
+    vectors, share = hammer(served, texts, 16)
+    assert worst_cosine(vectors, served.minilm.encode(texts)) >= 0.99999
+    assert share < 0.5
+
+
+@pytest.mark.full
+def test_64_clients_with_2000_texts(served: Served) -> None:
+    texts = sentences(2000)
+    assert len(set(texts)) == 2000
+    vectors, share = hammer(served, texts, 64)
+    assert worst_cosine(vectors, served.minilm.encode(texts)) >= 0.99999
+    assert share < 0.25
+
+
+async def connect_async(url: str, model: str, protocol: str) -> None:
+    client = await AsyncClient.connect(url, model=model, protocol=protocol)
+    await client.close()
+
+
+@PROTOCOLS
+def test_wrong_address_and_model_are_one_line(served: Served, protocol: str) -> None:
+    other = served.urls["http" if protocol == "grpc" else "grpc"].removeprefix("http://")
+    cases = [
+        ("127.0.0.1:1", "minilm", r"no Triton server answers at 127\.0\.0\.1:1 over .*sentport serve"),
+        (other, "minilm", f"no Triton server answers at {other} over {protocol}"),
+        (served.urls[protocol], "minilmm", "has no model 'minilmm'; it has cacheable, minilm, tiny"),
+    ]
+    for url, model, message in cases:
+        for connected in (
+            lambda url=url, model=model: Client(url, model=model, protocol=protocol),
+            lambda url=url, model=model: asyncio.run(connect_async(url, model, protocol)),
+        ):
+            began = time.monotonic()
+            with pytest.raises(SentportError, match=message) as caught:
+                connected()
+            assert "\n" not in str(caught.value)
+            assert str(caught.value).isprintable()
+            assert time.monotonic() - began < 5
+
+
+@PROTOCOLS
+def test_server_that_comes_back(served: Served, protocol: str) -> None:
+    """Nobody listens at first, as while a server is started again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    client = Client(served.urls[protocol], model="minilm", protocol=protocol, retries=8)
+    client.close()
+    gone = GrpcTransport if protocol == "grpc" else HttpTransport
+    client._transport = gone(f"127.0.0.1:{port}")
+    target = served.urls[protocol].removeprefix("http://")
+    forwarder = threading.Timer(0.5, forward, (port, target))
+    forwarder.start()
+    assert worst_cosine(client.encode(["back"]), served.minilm.encode(["back"])) >= 0.99999
+    client.close()
+    forwarder.join(10)
+
+
+def forward(port: int, target: str) -> None:
+    """Listen on a port and pass one connection on to a server, until the client ends it."""
+
+    def copy(source: socket.socket, sink: socket.socket) -> None:
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        inside, _ = listener.accept()
+    host, _, number = target.rpartition(":")
+    with inside, socket.create_connection((host, int(number))) as outside:
+        back = threading.Thread(target=copy, args=(outside, inside))
+        back.start()
+        copy(inside, outside)
+        back.join()

@@ -1,0 +1,44 @@
+"""The model of form ``text``. All it does is in sentport's ``triton_repo.model_text``; this file speaks to Triton."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from sentport.errors import SentportError
+from triton_repo import wire
+from triton_repo.model_text import TextAnswer, TextModel, TextRequest
+
+
+class TritonPythonModel:
+    """What Triton's python backend calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the bundle that lies beside this file."""
+        folder = Path(args["model_repository"]) / args["model_version"]
+        try:
+            self._model = TextModel.from_config(json.loads(args["model_config"]), folder)
+        except SentportError as error:
+            # Triton prints a trace for other exceptions; this one is the user's to mend and says how.
+            raise pb_utils.TritonModelException(str(error)) from None
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer all requests of one execution, in their order."""
+        return [_response(answer) for answer in self._model.answer([_request(request) for request in requests])]
+
+    def finalize(self) -> None:
+        """Free the engine."""
+        self._model.close()
+
+
+def _request(request: Any) -> TextRequest:
+    texts = pb_utils.get_input_tensor_by_name(request, wire.TEXT).as_numpy()  # [n, 1] of bytes
+    return TextRequest(texts[:, 0].tolist(), json.loads(request.parameters()))
+
+
+def _response(answer: TextAnswer | SentportError) -> Any:
+    if isinstance(answer, SentportError):
+        error = pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG)
+        return pb_utils.InferenceResponse(output_tensors=[], error=error)
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.tensors().items()])
