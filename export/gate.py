@@ -112,7 +112,7 @@ class _Worst:
     def compare(self, name: str, found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
         if found.shape != wanted.shape:
             raise GateError(f"{name}: vectors are {list(found.shape)}, the source's {list(wanted.shape)}")
-        if not np.isfinite(found).all():
+        if not np.isfinite(found).all() or not np.isfinite(wanted).all():
             raise GateError(f"{name}: values that are not finite")
         a, b = found.astype(np.float64), wanted.astype(np.float64)
         norms = np.linalg.norm(b, axis=1)

@@ -158,6 +158,9 @@ def load_suite(path: Path) -> Suite:
                 )
                 for n, name in enumerate(names)
             )
-            return Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases)
+            suite = Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases)
     except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise BundleError(f"{path} is damaged ({error}); export the checkpoint again") from error
+    if not suite.texts or len(suite.cases) < len(FIXED_SHAPES) or len(suite.texts) != len(suite.text_vectors):
+        raise BundleError(f"{path} has too little to check with; export the checkpoint again")
+    return suite

@@ -16,6 +16,7 @@ FORMAT = (1, 0)
 DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 GOLDEN_FILE = "golden.npz"
+LAYOUTS = ("padded",)
 
 
 @dataclass(frozen=True)
@@ -219,11 +220,12 @@ def read_bundle(path: str | Path, expect: str | None = None) -> Bundle:
         values = json.loads(description.read_text(encoding="utf-8"))
         _check_format(folder, str(values["format"]))
         bundle = _parse(folder, values)
-    except (ValueError, KeyError, TypeError) as error:
+        edited = bundle.spec.fingerprint != values["fingerprint"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(
             f"{description} is damaged ({type(error).__name__}: {error}); export the checkpoint again"
         ) from None
-    if bundle.spec.fingerprint != values["fingerprint"]:
+    if edited:
         raise BundleError(f"{description} has been edited: its fingerprint does not match; export the checkpoint again")
     return bundle
 
@@ -244,7 +246,23 @@ def _parse(folder: Path, values: Mapping[str, Any]) -> Bundle:
     names = ModelSpec.__dataclass_fields__
     spec = ModelSpec(**{name: _frozen(values[name]) for name in names})
     graphs = tuple(_parse_graph(graph) for graph in values["graphs"])
+    _check_values(spec, graphs)
     return Bundle(folder, spec, graphs, values["golden_sha256"], values["tokenizer_proof"], values["sentport"])
+
+
+def _check_values(spec: ModelSpec, graphs: tuple[GraphRecord, ...]) -> None:
+    """Raises ValueError for a value that nothing downstream could use."""
+    for name in ("dim", "max_tokens"):
+        value = getattr(spec, name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}")
+    if not graphs:
+        raise ValueError("there is no graph")
+    for graph in graphs:
+        if graph.layout not in LAYOUTS:
+            raise ValueError(f"layout {graph.layout!r} is unknown")
+        if [tensor.axes for tensor in graph.outputs] != [("batch", spec.dim)]:
+            raise ValueError(f"{graph.file} does not give vectors of {spec.dim}")
 
 
 def _parse_graph(values: Mapping[str, Any]) -> GraphRecord:

@@ -122,7 +122,7 @@ class Encoder:
         _check_choice("on_truncate", on_truncate, ("warn", "error", "allow"))
         _check_choice("errors", errors, ("raise", "replace"))
         _check_choice("layout", layout, ("auto", "padded"))
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
+        if threads is not None and (type(threads) is not int or threads < 1):
             raise SentportError(
                 f"threads is {threads!r}; expected a positive whole number, or None for all allowed cores"
             )
@@ -166,12 +166,15 @@ class Encoder:
     ) -> Iterator[Vectors]:
         """Vectors of an endless or huge stream, as ``[k, dim]`` blocks in order, with flat memory.
 
-        A bad text does not stop the stream: its row is all NaN and its position is logged.
+        A bad text does not stop the stream: its row is all NaN and its position is logged. What is wrong with the
+        arguments is told at once; with ``on_truncate="error"`` a text over the limit ends the stream.
         """
         refuse_bare_string(texts)
         check_dim(dim, self._spec.dim)
         self.prefix(prompt)
-        source = iter(texts)
+        return self._blocks(iter(texts), prompt, dim)
+
+    def _blocks(self, source: Iterator[str], prompt: str | None, dim: int | None) -> Iterator[Vectors]:
         start = 0
         while block := list(islice(source, STREAM_ROWS)):
             yield self._encode_block(block, start, prompt, dim)

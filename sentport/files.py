@@ -14,6 +14,7 @@ def folder_written_aside(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` that takes its place at the end, or vanishes with whatever went wrong."""
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(out)
     aside = out.parent / f".{out.name}.partial-{os.getpid()}"
     aside.mkdir()
     try:
@@ -25,6 +26,24 @@ def folder_written_aside(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a killed process left half-written beside ``out``."""
+    for stale in out.parent.glob(f".{out.name}.partial-*"):
+        owner = stale.name.rpartition("-")[2]
+        if owner.isdecimal() and not _is_alive(int(owner)):
+            shutil.rmtree(stale, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def prompt_text(prompts: Mapping[str, str], default: str | None, name: str | Non
     chosen = default if name is None else name
     if chosen is None or chosen == "":
         return ""
-    if chosen not in prompts:
+    if not isinstance(chosen, str) or chosen not in prompts:
         known = ", ".join(sorted(prompts)) or "none"
         raise SentportError(f"prompt {chosen!r} is not saved with this model; known: {known}")
     return prompts[chosen]
@@ -129,6 +129,8 @@ def read_lines(name: str) -> list[str]:
     Raises:
         SentportError: When the file cannot be read, or listing the lines that are not UTF-8.
     """
+    if name == "-" and sys.stdin is None:
+        raise SentportError("standard input is closed; expected text there, or a file name")
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:

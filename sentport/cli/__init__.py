@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import NamedTuple, NoReturn
 
 from sentport import __version__
@@ -55,6 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 the answer is no, 2 could not run as asked, 130 Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     verbose = "-v" in arguments or "--verbose" in arguments
+    _open_closed_streams()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)  # so that what is half-written is removed
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -75,6 +80,17 @@ def main(argv: list[str] | None = None) -> int:
         if verbose:
             raise
         return _fail(f"this is a bug in sentport: {type(error).__name__}: {error}; run again with -v for its trace", 2)
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed is None in Python; then there is nobody to tell."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open for the rest of the process
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _fail(message: str, code: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,11 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Encode and write."""
     from sentport.encoder import Encoder
-    from sentport.errors import SentportError
     from sentport.inputs import read_lines
 
-    if arguments.output != "-" and Path(arguments.output).exists() and not arguments.force:
-        raise SentportError(f"{arguments.output} exists; add --force to replace it, or name another file")
+    if arguments.output != "-":
+        _check_output(Path(arguments.output), arguments.input, arguments.force)
     texts = read_lines(arguments.input)
     with Encoder(
         arguments.source,
@@ -59,13 +59,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_output(output: Path, source: str, force: bool) -> None:
+    from sentport.errors import SentportError
+
+    if not output.exists():
+        return
+    if not output.is_file():
+        raise SentportError(f"{output} is not a file that can be replaced; name another, or - for standard output")
+    if source != "-" and Path(source).exists() and output.samefile(source):
+        raise SentportError(f"{output} is the input itself; name another file")
+    if not force:
+        raise SentportError(f"{output} exists; add --force to replace it, or name another file")
+
+
 def _write(vectors: NDArray[np.float32], output: str) -> None:
     import numpy as np
 
     if output == "-":
-        np.save(sys.stdout.buffer, vectors)
+        buffer = io.BytesIO()  # numpy's own writing to a file tells a closed pipe as lost bytes
+        np.save(buffer, vectors)
+        sys.stdout.buffer.write(buffer.getbuffer())
         return
     from sentport.files import file_written_aside
 
-    with file_written_aside(Path(output)) as aside, aside.open("wb") as file:
+    with file_written_aside(Path(output).resolve()) as aside, aside.open("wb") as file:
         np.save(file, vectors)

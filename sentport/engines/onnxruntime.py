@@ -82,7 +82,10 @@ class OnnxRuntimeEngine:
             feed["token_type_ids"] = types
         elif batch.token_type_ids is not None and batch.token_type_ids.any():
             raise EngineError("token types were handed in, but this model has none")
-        vectors: NDArray[np.float32] = self._session.run(None, feed)[0]  # [B, dim]
+        session = self._session  # another thread may close the engine meanwhile
+        if session is None:
+            raise EngineError("this engine is closed; open a new Encoder")
+        vectors: NDArray[np.float32] = session.run(None, feed)[0]  # [B, dim]
         return vectors
 
     def close(self) -> None:

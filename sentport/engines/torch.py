@@ -49,15 +49,19 @@ class TorchEngine:
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         self.threads = threads or available_cores()
         torch.set_num_threads(self.threads)
-        self._model = model.to(self.device)
+        self._model: SentenceModel | None = model.to(self.device)
 
     def run(self, batch: TokenBatch) -> NDArray[np.float32]:
         """Vectors ``[rows, dim]`` float32; the rows are padded to the longest of the batch."""
+        model = self._model  # another thread may close the engine meanwhile
+        if model is None:
+            raise EngineError("this engine is closed; open a new Encoder")
         ids, mask, types, _ = (torch.from_numpy(table).to(self.device) for table in batch.padded())
         with torch.inference_mode():
-            vectors = self._model(ids, mask, types if self._model.uses_token_types else None)  # [B, dim]
+            vectors = model(ids, mask, types if model.uses_token_types else None)  # [B, dim]
         result: NDArray[np.float32] = vectors.cpu().numpy()
         return result
 
     def close(self) -> None:
-        """Nothing is held beyond the model itself."""
+        """Let go of the model."""
+        self._model = None

@@ -35,6 +35,9 @@ _OLD_KEYS = {
 }
 
 
+_POOLING_KEYS = {"embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *_OLD_KEYS}
+
+
 class Pooling(nn.Module):
     """One vector a row, concatenated over the modes; a row with no token pools to zeros.
 
@@ -120,7 +123,10 @@ def pooling_from_config(config: Mapping[str, Any], hidden: int, where: str) -> P
     width = config.get("embedding_dimension", config.get("word_embedding_dimension", hidden))
     if width != hidden:
         raise CheckpointError(f"{where} pools vectors of {width}, but the transformer makes vectors of {hidden}")
-    if config.get("include_prompt", True) is False:
+    unknown = sorted(set(config) - _POOLING_KEYS)
+    if unknown:
+        raise CheckpointError(f"{where} has {', '.join(unknown)}: not supported yet")
+    if not config.get("include_prompt", True):
         raise CheckpointError(f"{where} leaves prompt tokens out of pooling (include_prompt: false): not supported yet")
     named = config.get("pooling_mode")
     if named is None:
@@ -137,7 +143,7 @@ def parse_modes(names: list[str], where: str) -> tuple[PoolingMode, ...]:
         CheckpointError: For an unknown or unsupported name.
     """
     known = [mode.value for mode in PoolingMode]
-    unknown = [name for name in names if name not in known]
+    unknown = [str(name) for name in names if name not in known] or ([] if names else ["(none)"])
     if unknown:
         raise CheckpointError(f"{where} asks for pooling {', '.join(unknown)}; supported: {', '.join(known)}")
     return tuple(PoolingMode(name) for name in names)
@@ -167,4 +173,7 @@ def _activation(path: str, where: str) -> nn.Module:
     found = getattr(nn, name, None) if package.startswith("torch.nn") else None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise CheckpointError(f"{where} has activation {path!r}; expected a class of torch.nn (remote code stays off)")
-    return found()
+    made = found()
+    if list(made.parameters()):
+        raise CheckpointError(f"{where} has activation {path!r}, which has weights of its own: not supported yet")
+    return made

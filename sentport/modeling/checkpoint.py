@@ -36,7 +36,7 @@ _ARCHITECTURES = ("bert",)
 # Settings of sentence_bert_config.json that change nothing here at these values.
 _HARMLESS: Mapping[str, tuple[Any, ...] | None] = {
     "transformer_task": ("feature-extraction",),
-    "modality_config": None,
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
     "module_output_name": ("token_embeddings",),
     "message_format": None,
     "processing_kwargs": ({}, None),
@@ -46,6 +46,13 @@ _HARMLESS: Mapping[str, tuple[Any, ...] | None] = {
     "backend": None,
 }
 _NO_LIMIT = 1_000_000  # transformers writes 1e30 for "no limit"
+# sentence-transformers reads the first of these that exists.
+_SETTINGS_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass(frozen=True)
@@ -86,18 +93,31 @@ def load_checkpoint(
         CheckpointError: When the folder cannot be read, or something in it would have to be dropped or guessed.
     """
     folder = _locate(source)
+    try:
+        return _load(source, folder, pooling, normalize, attention)
+    except CheckpointError:
+        raise
+    except Exception as error:  # someone else's files: whatever shape they are in, it is one line
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(f"{folder} cannot be read as a checkpoint ({type(error).__name__}: {reason})") from error
+
+
+def _load(source: str | Path, folder: Path, pooling: str | None, normalize: bool | None, attention: str) -> Checkpoint:
     config = _transformer_config(folder)
     modules = _read_json(folder / "modules.json", missing_ok=True)
-    settings = _read_json(_transformer_folder(folder, modules) / "sentence_bert_config.json", missing_ok=True) or {}
+    settings = _read_settings(_transformer_folder(folder, modules))
     _refuse_unknown_settings(settings, folder)
     saved = _read_json(folder / "config_sentence_transformers.json", missing_ok=True) or {}
+    _refuse_unknown_model(saved, folder)
     chain = _read_chain(folder, modules, config.hidden_size, pooling, normalize)
     transformer, remarks = _load_transformer(_transformer_folder(folder, modules), attention)
     model = SentenceModel(transformer, chain, uses_token_types=config.type_vocab_size > 1).eval()
     tokenizer = _load_tokenizer(_transformer_folder(folder, modules), bool(settings.get("do_lower_case")))
     definition = _plain_definition(tokenizer)
+    _check_ids(tokenizer, config, model.uses_token_types, folder)
     max_tokens, decided_by, capped = _length_limit(settings, tokenizer, config)
     prompts = {name: text for name, text in (saved.get("prompts") or {}).items() if text is not None}
+    similarity, told = _similarity(saved)
     spec = ModelSpec(
         source=str(source) if not Path(source).exists() else folder.resolve().name,
         weights_sha256=_weights_hash(model),
@@ -105,13 +125,13 @@ def load_checkpoint(
         architecture=config.model_type,
         modules=tuple(model.describe()),
         dim=model.dim,
-        similarity=saved.get("similarity_fn_name") or "cosine",
+        similarity=similarity,
         max_tokens=max_tokens,
         max_tokens_source=decided_by,
         prompts=prompts,
         default_prompt=saved.get("default_prompt_name"),
     )
-    return Checkpoint(model, spec, tokenizer, definition, tuple(remarks + capped))
+    return Checkpoint(model, spec, tokenizer, definition, tuple(remarks + capped + told))
 
 
 def _locate(source: str | Path) -> Path:
@@ -157,7 +177,14 @@ def _transformer_folder(folder: Path, modules: list[dict[str, Any]] | None) -> P
     if not modules or _module_type(modules[0]) != "Transformer":
         found = modules[0]["type"] if modules else "nothing"
         raise CheckpointError(f"{folder / 'modules.json'} starts with {found}; expected a Transformer module")
-    return folder / str(modules[0].get("path", ""))
+    return _inside(folder, modules[0])
+
+
+def _inside(folder: Path, entry: Mapping[str, Any]) -> Path:
+    path = folder / str(entry.get("path", ""))
+    if ".." in path.relative_to(folder).parts:
+        raise CheckpointError(f"modules.json of {folder} names {entry['path']!r}, which lies outside of it")
+    return path
 
 
 def _transformer_config(folder: Path) -> PretrainedConfig:
@@ -165,6 +192,8 @@ def _transformer_config(folder: Path) -> PretrainedConfig:
     where = _transformer_folder(folder, modules)
     if not (where / "config.json").is_file():
         raise CheckpointError(f"{where} has no config.json; expected the transformer there")
+    if (where / "adapter_config.json").is_file():
+        raise CheckpointError(f"{where} holds an adapter (adapter_config.json); merge it into the model and save that")
     values = _read_json(where / "config.json")
     kind = values.get("model_type")
     if "auto_map" in values:
@@ -179,6 +208,49 @@ def _transformer_config(folder: Path) -> PretrainedConfig:
             f"{where} has position_embedding_type {values['position_embedding_type']!r}: not supported"
         )
     return config
+
+
+def _read_settings(where: Path) -> dict[str, Any]:
+    found = next((where / name for name in _SETTINGS_FILES if (where / name).is_file()), None)
+    return {} if found is None else dict(_read_json(found))
+
+
+def _refuse_unknown_model(saved: Mapping[str, Any], folder: Path) -> None:
+    """What config_sentence_transformers.json says beyond prompts and similarity must not be lost."""
+    if saved.get("model_type") not in (None, "SentenceTransformer"):
+        raise CheckpointError(f"{folder} is a {saved['model_type']}; expected a SentenceTransformer")
+    if saved.get("truncate_dim") is not None:
+        raise CheckpointError(
+            f"{folder} cuts its vectors to {saved['truncate_dim']} values (truncate_dim in "
+            "config_sentence_transformers.json): not supported yet; remove the key and cut with dim=..."
+        )
+    prompts = saved.get("prompts") or {}
+    texts = prompts.values() if isinstance(prompts, dict) else [0]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise CheckpointError(f"{folder} has prompts {prompts!r}; expected texts by name")
+    default = saved.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(f"{folder} has the default prompt {default!r}, which is not among its prompts")
+
+
+def _similarity(saved: Mapping[str, Any]) -> tuple[str, list[str]]:
+    named = saved.get("similarity_fn_name")
+    if named in _SIMILARITIES:
+        return str(named), []
+    if named is None:
+        return "cosine", []
+    return "cosine", [f"similarity {named!r} is unknown; cosine is used, as sentence-transformers does"]
+
+
+def _check_ids(tokenizer: SourceTokenizer, config: PretrainedConfig, uses_token_types: bool, folder: Path) -> None:
+    """Refuse ids and token types that the graph would not get as the source model does."""
+    if len(tokenizer) > config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {folder} has {len(tokenizer)} ids, but the embedding table {config.vocab_size} rows"
+        )
+    types = tokenizer("a").get("token_type_ids", []) if uses_token_types else []
+    if any(types):
+        raise CheckpointError(f"the tokenizer in {folder} gives a single text token types {types}: not supported yet")
 
 
 def _refuse_unknown_settings(settings: Mapping[str, Any], folder: Path) -> None:
@@ -206,7 +278,7 @@ def _read_chain(
     chain = []
     dim = hidden
     for entry in modules[1:]:
-        module = _read_module(folder / entry.get("path", ""), _module_type(entry), dim, first=not chain)
+        module = _read_module(_inside(folder, entry), _module_type(entry), dim, first=not chain)
         dim = getattr(module, "out_dim", dim)
         chain.append(module)
     if not chain:
@@ -251,6 +323,9 @@ def _module_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def _load_transformer(folder: Path, attention: str) -> tuple[PreTrainedModel, list[str]]:
     remarks = []
+    saved_as = _saved_dtype(folder)
+    if saved_as not in (None, "float32"):
+        remarks.append(f"weights are saved as {saved_as}; they are computed in fp32")
     if not list(folder.glob("*.safetensors")):
         remarks.append(f"{folder.name} has no safetensors; its .bin is read with torch's weights-only loader")
     bar = transformers_logging.is_progress_bar_enabled()
@@ -277,11 +352,25 @@ def _load_transformer(folder: Path, attention: str) -> tuple[PreTrainedModel, li
     if missing or wrong:
         names = ", ".join((missing + wrong)[:3])
         raise CheckpointError(f"{folder} lacks {len(missing + wrong)} of the model's weights ({names}, …)")
+    if not all(bool(torch.isfinite(weight).all()) for weight in transformer.parameters()):
+        raise CheckpointError(f"the transformer in {folder} has weights that are not finite")
+    # Ways of answering that a config may carry; the model is always asked for its last hidden state.
+    transformer.config.return_dict = True
+    transformer.config.output_attentions = transformer.config.output_hidden_states = False
     transformer.pooler = None  # BERT's own pooler takes no part in any of our poolings
     return transformer, remarks
 
 
+def _saved_dtype(folder: Path) -> str | None:
+    values = _read_json(folder / "config.json")
+    named = values.get("dtype", values.get("torch_dtype"))
+    return None if named is None else str(named)
+
+
 def _load_tokenizer(folder: Path, lower_case: bool) -> SourceTokenizer:
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        # transformers would make one up
+        raise CheckpointError(f"{folder} has no tokenizer; expected {' or '.join(_TOKENIZER_FILES)}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # missing files surface as several kinds

@@ -210,6 +210,21 @@ def test_nan_wrong_width_wrong_rows_and_failures_are_refused(suite: Suite, token
             check(answering(answer), suite, tokenizer)
 
 
+def test_suite_that_could_prove_nothing_is_refused(
+    bundle: Bundle, suite: Suite, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    run = runner(portable(bundle))
+    for broken in (
+        replace(suite, text_vectors=suite.text_vectors * np.float32("nan")),
+        replace(suite, cases=tuple(replace(case, vectors=case.vectors * np.float32("nan")) for case in suite.cases)),
+    ):
+        with pytest.raises(GateError, match="not finite"):
+            check(run, broken, tokenizer)
+    save_suite(replace(suite, cases=()), tmp_path / "golden.npz")
+    with pytest.raises(BundleError, match="too little to check with"):
+        load_suite(tmp_path / "golden.npz")
+
+
 def test_batch_dependence_is_refused_even_within_the_error_limit(
     bundle: Bundle, suite: Suite, tokenizer: Tokenizer
 ) -> None:

@@ -83,6 +83,23 @@ def test_damaged_and_edited_descriptions_are_refused(copy: Path) -> None:
     assert "is damaged" in refused("inspect", str(copy))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("dim", "24", "dim is '24'"),
+        ("dim", 25, "does not give vectors of 25"),
+        ("max_tokens", -1, "max_tokens is -1"),
+        ("graphs", [], "there is no graph"),
+        ("modules", None, "is damaged"),
+        ("prompts", None, "is damaged"),
+    ],
+)
+def test_values_that_nothing_could_use_are_refused(copy: Path, name: str, value: object, said: str) -> None:
+    edit(copy, **{name: value})
+    with pytest.raises(BundleError, match=said):
+        read_bundle(copy)
+
+
 def test_file_outside_of_the_bundle_is_refused(copy: Path) -> None:
     values = json.loads((copy / DESCRIPTION_FILE).read_text())
     values["graphs"][0]["file"] = values["graphs"][1]["file"] = "../outside.onnx"

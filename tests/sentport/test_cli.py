@@ -69,6 +69,33 @@ def test_encode_refuses_to_overwrite_and_bad_input(tiny_bundle: Path, lines: Pat
     assert not (tmp_path / "new.npy").exists()
 
 
+def test_encode_replaces_nothing_but_files_and_never_its_input(tiny_bundle: Path, lines: Path, tmp_path: Path) -> None:
+    base = ("encode", str(tiny_bundle), "--input", str(lines), "--force", "--output")
+    before = lines.read_bytes()
+    assert b"is the input itself" in run_cli(*base, str(lines)).stderr
+    assert lines.read_bytes() == before
+    (tmp_path / "folder").mkdir()
+    assert b"is not a file that can be replaced" in run_cli(*base, str(tmp_path / "folder")).stderr
+    os.mkfifo(tmp_path / "pipe")
+    assert b"is not a file that can be replaced" in run_cli(*base, str(tmp_path / "pipe")).stderr
+    (tmp_path / "target.npy").touch()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "target.npy")
+    run_cli(*base, str(tmp_path / "link.npy"), check=True)
+    assert (tmp_path / "link.npy").is_symlink()
+    assert np.load(tmp_path / "target.npy").shape == (4, 24)
+
+
+def test_vectors_into_a_closed_pipe_are_quiet(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "many.txt").write_text("the cat\n" * 20_000)
+    command = f"{sys.executable} -m sentport encode {tiny_bundle} -q --input {tmp_path}/many.txt --output - | head -c 9"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)
+    assert done.stderr == b""
+    closed = f"{sys.executable} -m sentport encode {tiny_bundle} --input - --output {tmp_path}/v.npy <&-"
+    done = subprocess.run(["bash", "-c", closed], capture_output=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert b"standard input is closed" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

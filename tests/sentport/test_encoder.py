@@ -133,7 +133,9 @@ def test_stream_gives_blocks_in_order_and_isolates_bad_rows(
     np.testing.assert_allclose(vectors[good], encoder.encode([texts[row] for row in good], dim=8), atol=2e-6)
     assert "rows 2 of the stream" in caplog.text
     with pytest.raises(TypeError):
-        next(encoder.encode_stream("cat"))
+        encoder.encode_stream("cat")
+    with pytest.raises(SentportError, match="dim is 25"):
+        encoder.encode_stream([], dim=25)
 
 
 def test_several_threads_share_one_encoder(encoder: Encoder) -> None:
@@ -151,6 +153,15 @@ def test_several_threads_share_one_encoder(encoder: Encoder) -> None:
         thread.join()
     for worker in range(6):
         np.testing.assert_allclose(found[worker], wanted[worker], atol=2e-6)
+
+
+def test_closed_encoder_says_so(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    for source in (tiny_bundle, tiny_checkpoint):
+        encoder = Encoder(source, threads=1)
+        encoder.close()
+        encoder.close()
+        with pytest.raises(EngineError, match="this engine is closed"):
+            encoder.encode(["cat"])
 
 
 def test_info_says_what_runs(encoder: Encoder, tiny_checkpoint: Path) -> None:

@@ -106,7 +106,7 @@ def test_nothing_good_in_an_execution(model: TextModel) -> None:
         ({"promt": "query"}, "unknown request parameter promt; known: dim, info, on_truncate, prompt"),
         ({"prompt": "summary"}, "prompt 'summary' is not saved with this model; known: .*passage, query"),
         ({"prompt": 1}, "request parameter prompt is 1; expected the name of a saved prompt"),
-        ({"dim": 25}, "dim is 25; this model has vectors of 24"),
+        ({"dim": 25}, "dim is 25; expected a whole number from 1 to 24"),
         ({"dim": True}, "dim is True"),
         ({"dim": "8"}, "dim is '8'"),
         ({"dim": 8.0}, "dim is 8.0"),
