@@ -4,6 +4,9 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the demo needs is a part of it, and much quicker to install; with everything there, nothing more is installed.
+DEMO_STAMP := $(VENV)/.installed-demo
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 # Evaluation data, where it lies beside the checkout; tests that need it say so when it is unset.
 ifneq ($(wildcard ../shared/data),)
@@ -13,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo test test-full lint clean
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	$(BIN)/python -m bench.demo $(DEMO)
 
 test: $(STAMP)
@@ -27,13 +30,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	@touch $(STAMP) $(DEMO_STAMP)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[gpu,bench,demo]'
+	@touch $@
+
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python found; install 3.11 or newer (Debian: apt-get install python3 python3-venv)"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; run make PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments; Debian: apt-get install python3-venv"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	$(PYTHON) -m venv $(VENV)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info

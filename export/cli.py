@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -54,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             print(f"[{time.monotonic() - start:5.1f} s] {message}", file=sys.stderr, flush=True)
 
+    gc.freeze()  # collections would walk all of torch again and again, the last ones of the interpreter included
     bundle = export_bundle(arguments.source, arguments.out, options, say)
+    gc.freeze()
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
     worst = min(graph.parity["cosine"] for graph in bundle.graphs)
     if arguments.json:

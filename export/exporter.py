@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -88,17 +89,17 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         say(f"note: {remark}")
     spec = checkpoint.spec
     say(f"{spec.architecture}, {spec.dim} dimensions, at most {spec.max_tokens} tokens ({spec.max_tokens_source})")
-    with folder_written_aside(out) as folder:
+    with folder_written_aside(out) as folder, ThreadPoolExecutor(1) as beside:
         (folder / "graphs").mkdir()
         tokenizer = _write_tokenizer(checkpoint, folder)
-        say("proving the tokenizer on adversarial lines")
-        proof = check_tokenizer(tokenizer, checkpoint.tokenizer, spec.max_tokens, [*PARITY_TEXTS, *adversarial_lines()])
         say("computing the source's vectors for the golden suite")
         suite = _suite(checkpoint, tokenizer)
         save_suite(suite, folder / GOLDEN_FILE)
-        bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof))
-        say("tracing the graph (the longest step)")
+        say("tracing the graph (the longest step), and proving the tokenizer on adversarial lines beside it")
+        lines = [*PARITY_TEXTS, *adversarial_lines()]
+        proof = beside.submit(check_tokenizer, tokenizer, checkpoint.tokenizer, spec.max_tokens, lines)
         portable = _trace(checkpoint, options)
+        bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof.result()))
         graphs = []
         for flavour in options.flavours:
             say(f"writing and checking padded-fp32-{flavour}")

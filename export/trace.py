@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import warnings
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def trace_padded(model: SentenceModel, opset: int = DEFAULT_OPSET) -> ir.Model:
     example = tuple(torch.ones((2, 7), dtype=torch.int64) for _ in names)
     positions = model.transformer.config.max_position_embeddings
     batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens", max=positions)
-    with _quiet():
+    with _undisturbed():
         try:
             program = torch.onnx.export(
                 model,
@@ -57,14 +58,16 @@ def trace_padded(model: SentenceModel, opset: int = DEFAULT_OPSET) -> ir.Model:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter's progress notes and deprecation warnings are about torch, not about the user's model."""
+def _undisturbed() -> Iterator[None]:
+    """Without the exporter's progress notes and deprecation warnings, which are about torch, not about the model."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    gc.disable()  # tracing makes millions of objects that live to its end; collecting among them is lost time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        gc.enable()
         logger.setLevel(level)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-env", type=Path, metavar="DIR", help="the server's Python environment (default: in the user's cache)"
     )
-    parser.add_argument("--exit-timeout", type=float, default=30.0, metavar="S", help=argparse.SUPPRESS)
+    parser.add_argument("--exit-timeout", type=float, default=10.0, metavar="S", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
