@@ -210,10 +210,7 @@ def read_bundle(path: str | Path, expect: str | None = None) -> Bundle:
     folder = Path(path)
     description = folder / DESCRIPTION_FILE
     if not description.is_file():
-        what = "is half-written or not a bundle" if folder.is_dir() else "is not a folder"
-        raise BundleError(
-            f"{folder} {what}: no {DESCRIPTION_FILE}; make one with `sentport export SOURCE --out BUNDLE`"
-        )
+        raise BundleError(f"{folder} {_what_it_is(folder)}; make a bundle with `sentport export SOURCE --out BUNDLE`")
     if expect is not None and sha256_of(description) != expect.lower():
         raise BundleError(f"{description} has SHA-256 {sha256_of(description)}, expected {expect}")
     try:
@@ -228,6 +225,16 @@ def read_bundle(path: str | Path, expect: str | None = None) -> Bundle:
     if edited:
         raise BundleError(f"{description} has been edited: its fingerprint does not match; export the checkpoint again")
     return bundle
+
+
+def _what_it_is(folder: Path) -> str:
+    if not folder.exists():
+        return "does not exist"
+    if not folder.is_dir():
+        return "is not a folder"
+    if (folder / "config.json").is_file() or (folder / "modules.json").is_file():
+        return "is a checkpoint, not a bundle"
+    return f"is half-written or not a bundle (no {DESCRIPTION_FILE})"
 
 
 def _check_format(folder: Path, found: str) -> None:

@@ -243,7 +243,7 @@ class Encoder:
         if told is None:
             return
         if self._on_truncate == "error":
-            raise TruncationError(f"{told}; shorten them, or use on_truncate='warn'", told.rows)
+            raise TruncationError(f"{told}; shorten them, or let them be cut (on_truncate warn or allow)", told.rows)
         logger.warning("%s", told)
 
 

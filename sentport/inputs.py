@@ -101,8 +101,8 @@ def prompt_text(prompts: Mapping[str, str], default: str | None, name: str | Non
     if chosen is None or chosen == "":
         return ""
     if not isinstance(chosen, str) or chosen not in prompts:
-        known = ", ".join(sorted(prompts)) or "none"
-        raise SentportError(f"prompt {chosen!r} is not saved with this model; known: {known}")
+        known = f"known: {', '.join(sorted(prompts))}" if prompts else "it has no saved prompts"
+        raise SentportError(f"prompt {chosen!r} is not saved with this model; {known}")
     return prompts[chosen]
 
 

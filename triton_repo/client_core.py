@@ -272,7 +272,9 @@ class Job:
         told = truncation(self._tokens, self._limit)
         if told is not None and self._watched:
             if self._policy == "error":
-                raise TruncationError(f"{told}; shorten them, or use on_truncate='warn'", told.rows)
+                raise TruncationError(
+                    f"{told}; shorten them, or let them be cut (on_truncate warn or allow)", told.rows
+                )
             logger.warning("%s", told)
         return self._vectors
 

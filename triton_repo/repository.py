@@ -128,7 +128,7 @@ def warmup_element(text: str) -> bytes:
 
 def _check_choices(form: str, device: str, threads: int | None) -> None:
     if form not in FORMS:
-        raise SentportError(f"form {form!r} is unknown; known: {', '.join(FORMS)}")
+        raise SentportError(f"form {form!r} is unknown; expected text")
     if form != "text":
         raise SentportError(f"form {form} is not supported yet; use form text")
     if device not in DEVICES:

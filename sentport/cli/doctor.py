@@ -398,8 +398,8 @@ def _triton_server() -> Finding:
     binary, wheel = shutil.which("tritonserver"), _version("nvidia-pytriton")
     if binary or wheel:
         return Finding("Triton server", "ok", f"tritonserver at {binary}" if binary else f"nvidia-pytriton {wheel}")
-    cost = "model repositories can be written here but not served"
-    fix = "pip install 'sentport[server]' in an environment of its own, or use NVIDIA's Triton container"
+    cost = "none can be started by hand; `sentport serve` makes its own environment once (about 350 MB)"
+    fix = "sentport serve BUNDLE, or NVIDIA's Triton container"
     return Finding("Triton server", "missing", "no tritonserver on PATH, no nvidia-pytriton", cost, fix)
 
 

@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_output(output: Path, source: str, force: bool) -> None:
     from sentport.errors import SentportError
 
+    if not output.parent.is_dir():
+        raise SentportError(f"{output.parent} is not a folder, so {output} cannot be written; make it first")
     if not output.exists():
         return
     if not output.is_file():

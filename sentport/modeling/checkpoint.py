@@ -143,7 +143,8 @@ def _locate(source: str | Path) -> Path:
             raise CheckpointError(f"{folder} holds neither modules.json nor config.json; expected a checkpoint folder")
         return folder
     if folder.is_absolute() or str(source).startswith(".") or str(source).count("/") > 1:
-        raise CheckpointError(f"{source} is not a folder; give a checkpoint folder or a hub id")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{source} {what}; give a checkpoint folder or a hub id")
     from huggingface_hub import snapshot_download
 
     try:
@@ -152,7 +153,8 @@ def _locate(source: str | Path) -> Path:
         )
     except Exception as error:  # the hub client raises a dozen kinds
         raise CheckpointError(
-            f"{source} is no folder here and cannot be fetched from the hub ({type(error).__name__})"
+            f"{source} is no folder here and cannot be fetched from the hub ({type(error).__name__}: no network, "
+            "no such model, or HF_HUB_OFFLINE is set)"
         ) from error
 
 

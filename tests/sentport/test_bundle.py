@@ -75,6 +75,18 @@ def test_half_written_folder_is_refused(copy: Path) -> None:
     assert "half-written or not a bundle" in refused("verify", str(copy))
 
 
+def test_what_is_no_bundle_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, said in (
+        (tiny_checkpoint, "is a checkpoint, not a bundle"),
+        (tmp_path / "file", "is not a folder"),
+        (tmp_path / "nothing", "does not exist"),
+        (tmp_path, "is half-written or not a bundle"),
+    ):
+        with pytest.raises(BundleError, match=said):
+            read_bundle(path)
+
+
 def test_damaged_and_edited_descriptions_are_refused(copy: Path) -> None:
     edit(copy, max_tokens=64)
     with pytest.raises(BundleError, match="fingerprint does not match"):

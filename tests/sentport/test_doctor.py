@@ -406,7 +406,7 @@ def test_triton_server(
     hide("nvidia-pytriton")
     missing = doctor._triton_server()
     assert missing.status == "missing"
-    assert "sentport[server]" in missing.fix
+    assert "sentport serve" in missing.fix
     (tmp_path / "tritonserver").touch(mode=0o755)
     assert doctor._triton_server().detail == f"tritonserver at {tmp_path / 'tritonserver'}"
 

@@ -57,6 +57,16 @@ def served(
         yield Served({"grpc": server.grpc_url, "http": f"http://{server.http_url}"}, minilm, tiny)
 
 
+def test_readme_client_example(served: Served) -> None:
+    """The README's block, with this server's address in the place of the default one."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(from triton_repo\.client import Client.*?)```", readme, re.DOTALL)
+    assert "127.0.0.1:8001" in block
+    names: dict[str, Any] = {}
+    exec(block.replace("127.0.0.1:8001", served.urls["grpc"]), names)
+    np.testing.assert_allclose(names["vectors"], served.minilm.encode(["A man is eating food."]), atol=1e-5)
+
+
 PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 
