@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import venv
@@ -19,6 +22,19 @@ WORDS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "sat", "ran", "on", "in", "mat", "park"),
     *("red", "blue", "##s", "##ing", ".", ",", "!", "é", "日", "本"),
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loopback() -> None:
+    """A network namespace of its own (``unshare -n``) starts with loopback down; the servers of the tests need it."""
+    if sys.platform != "linux":
+        return
+    get_flags, set_flags, up = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", 0)
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, get_flags, request), 16)
+        if not flags & up:
+            fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
 
 
 @pytest.fixture(scope="session")

@@ -244,6 +244,7 @@ def test_load_failure_gives_the_models_own_reason(tmp_path: Path, server_environ
 def test_stub_crash_ends_the_server_and_is_said(models: Path, server_environment: ServerEnvironment) -> None:
     with TritonServer(models, server_environment) as server:
         server.wait_ready(60)
+        time.sleep(2 * supervisor._STUB_CHECK_S)  # a stub's name is learnt at a look while it lives
         os.kill(stub_of(server.region_prefix), signal.SIGKILL)
         assert server.wait(10) == supervisor.EXIT_STUB_CRASHED
         assert "model instance lengths_0_0 has ended by signal 9" in server.failure()
