@@ -220,7 +220,7 @@ class Encoder:
         """Vectors ``[n, dim]`` cut from full ones, normalised again where the chain ends in Normalize."""
         if dim == vectors.shape[1]:
             return vectors
-        cut = np.ascontiguousarray(vectors[:, :dim])
+        cut = vectors[:, :dim].copy()
         if self._spec.normalized:
             cut /= np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
         return cut

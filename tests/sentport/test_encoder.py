@@ -115,6 +115,9 @@ def test_prompts_are_saved_names(encoder: Encoder) -> None:
 def test_dim_cuts_and_normalises_again(encoder: Encoder) -> None:
     full, cut = encoder.encode(["the cat", "a dog"]), encoder.encode(["the cat", "a dog"], dim=8)
     np.testing.assert_allclose(cut, full[:, :8] / np.linalg.norm(full[:, :8], axis=1, keepdims=True), rtol=1e-6)
+    one = full[:1].copy()
+    encoder.shorten(one, 8)
+    assert (one == full[:1]).all(), "the vectors handed in are left alone"
     for bad in (0, 25, True, 2.0):
         with pytest.raises(SentportError, match="from 1 to 24"):
             encoder.encode(["a"], dim=bad)  # type: ignore[arg-type]
