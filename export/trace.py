@@ -63,11 +63,13 @@ def _undisturbed() -> Iterator[None]:
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    collecting = gc.isenabled()
     gc.disable()  # tracing makes millions of objects that live to its end; collecting among them is lost time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
         logger.setLevel(level)

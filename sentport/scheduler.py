@@ -82,12 +82,6 @@ def _fill_budget(by_length: Rows, lengths: Rows, token_budget: int) -> list[Rows
     return batches
 
 
-def padding_waste(lengths: Rows, batches: Sequence[Rows]) -> float:
-    """Share of the computed tokens that are padding, 0 to 1, when each batch is padded to its longest row."""
-    computed = computed_tokens(lengths, batches)
-    return 1.0 - float(lengths.sum()) / computed if computed else 0.0
-
-
 def computed_tokens(lengths: Rows, batches: Sequence[Rows]) -> int:
     """Tokens of all batches, each padded to its longest row."""
     return sum(len(rows) * max(1, int(lengths[rows].max(initial=0))) for rows in batches)

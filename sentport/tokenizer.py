@@ -53,11 +53,10 @@ class Tokenizer:
         except Exception as error:  # the package raises bare Exception
             raise BundleError(f"tokenizer.json cannot be read ({error}); export the checkpoint again") from error
         self._fast.no_padding()
-        self.definition = definition
-        self.special_tokens = self._fast.num_special_tokens_to_add(is_pair=False)
-        if max_tokens <= self.special_tokens:
+        special = self._fast.num_special_tokens_to_add(is_pair=False)
+        if max_tokens <= special:
             raise BundleError(
-                f"max_tokens is {max_tokens}, but the tokenizer adds {self.special_tokens} special tokens to every text"
+                f"max_tokens is {max_tokens}, but the tokenizer adds {special} special tokens to every text"
             )
         self.max_tokens = max_tokens
         self._threads = threads

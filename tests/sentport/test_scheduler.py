@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sentport.errors import SentportError
-from sentport.scheduler import BatchPolicy, padding_waste, plan_batches, unique_texts
+from sentport.scheduler import BatchPolicy, computed_tokens, plan_batches, unique_texts
 
 LENGTHS = st.lists(st.integers(0, 600), max_size=80).map(lambda values: np.array(values, np.int64))
 
@@ -37,14 +37,13 @@ def test_policies_by_hand() -> None:
     assert [b.tolist() for b in plan_batches(lengths, token_budget=10)] == [[1], [3], [0, 2]]
 
 
-def test_padding_waste_by_hand() -> None:
+def test_computed_tokens_by_hand() -> None:
     lengths = np.array([3, 9, 1, 9])
-    # arrival: 2 x 9 + 2 x 9 = 36 computed for 22 real; smart: 2 x 9 + 2 x 3 = 24
-    assert padding_waste(lengths, plan_batches(lengths, BatchPolicy.ARRIVAL, rows_per_batch=2)) == pytest.approx(
-        14 / 36
-    )
-    assert padding_waste(lengths, plan_batches(lengths, BatchPolicy.SMART, rows_per_batch=2)) == pytest.approx(2 / 24)
-    assert padding_waste(np.zeros(0, np.int64), []) == 0.0
+    # 22 real tokens; arrival: 2 x 9 + 2 x 9, smart: 2 x 9 + 2 x 3
+    assert computed_tokens(lengths, plan_batches(lengths, BatchPolicy.ARRIVAL, rows_per_batch=2)) == 36
+    assert computed_tokens(lengths, plan_batches(lengths, BatchPolicy.SMART, rows_per_batch=2)) == 24
+    assert computed_tokens(np.zeros(0, np.int64), []) == 0
+    assert computed_tokens(np.zeros(2, np.int64), [np.arange(2)]) == 2, "an empty row still has a column"
 
 
 def test_limits_must_be_positive() -> None:
