@@ -81,14 +81,14 @@ def test_tokenizer_that_differs_from_the_source_is_refused(
 ) -> None:
     from sentport.modeling import checkpoint as module
 
-    plain = module._plain_definition
+    plain = module.plain_definition
 
     def without_accents(tokenizer: object) -> str:
         definition = json.loads(plain(tokenizer))
         definition["normalizer"]["lowercase"] = not definition["normalizer"]["lowercase"]
         return json.dumps(definition)
 
-    monkeypatch.setattr(module, "_plain_definition", without_accents)
+    monkeypatch.setattr(module, "plain_definition", without_accents)
     with pytest.raises(CheckpointError, match="tokenizer differs from the source"):
         export_tiny(tiny_checkpoint, tmp_path / "out.bundle")
     assert list(tmp_path.iterdir()) == []
