@@ -20,7 +20,7 @@ from sentport.errors import SentportError, TruncationError, list_rows
 from sentport.hardware import available_cores
 from sentport.inputs import bad_rows, check_dim, prompt_text, refuse_bare_string, truncation, valid_rows
 from sentport.progress import Progress
-from sentport.scheduler import plan_batches, run_batches, unique_texts
+from sentport.scheduler import plan_batches, run_batches, shared_budget, unique_texts
 from sentport.tokenizer import Tokenizer, Tokens
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Encoder:
 
     def compute(self, tokens: Tokens, *, progress: bool = False) -> Vectors:
         """Vectors ``[n, dim]`` of rows that are already tokens, in their order."""
-        batches = plan_batches(tokens.lengths)
+        batches = plan_batches(tokens.lengths, token_budget=shared_budget(tokens.lengths, self._engine))
         with Progress("encoding", len(tokens.rows), "sentences", shown=progress) as bar:
             return run_batches(self._engine, tokens, batches, self._spec.dim, bar.advance)
 

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentport.batch import TokenBatch
-from sentport.engines import Engine
+from sentport.engines import TOKEN_BUDGETS, Engine
 from sentport.errors import SentportError
 from sentport.tokenizer import Tokens
 
-# A padded batch of this many tokens keeps the matrix products efficient and still fits a core's cache; measured
-# flat between 256 and 1024 on two cores (docs/architecture.md).
-DEFAULT_TOKEN_BUDGET = 512
+# Work is not cut finer than this to have something for every session.
+_LEAST_TOKENS = 64
 
 Rows = NDArray[np.int64]
 
@@ -37,7 +36,7 @@ def plan_batches(
     lengths: Rows,
     policy: BatchPolicy = BatchPolicy.TOKEN_BUDGET,
     *,
-    token_budget: int = DEFAULT_TOKEN_BUDGET,
+    token_budget: int = TOKEN_BUDGETS["cpu"],
     rows_per_batch: int = 32,
 ) -> list[Rows]:
     """Group rows into batches, longest first, so that the last worker to finish has a small batch.
@@ -82,6 +81,11 @@ def _fill_budget(by_length: Rows, lengths: Rows, token_budget: int) -> list[Rows
     return batches
 
 
+def shared_budget(lengths: Rows, engine: Engine) -> int:
+    """The engine's token budget, lowered where little work would leave some of its sessions without a batch."""
+    return min(engine.token_budget, max(_LEAST_TOKENS, int(lengths.sum()) // engine.sessions))
+
+
 def computed_tokens(lengths: Rows, batches: Sequence[Rows]) -> int:
     """Tokens of all batches, each padded to its longest row."""
     return sum(len(rows) * max(1, int(lengths[rows].max(initial=0))) for rows in batches)
@@ -103,13 +107,14 @@ def run_batches(
         ``[N, dim]`` float32, in the rows' order.
     """
     vectors = np.empty((len(tokens.rows), dim), np.float32)
+    # Fewer batches than sessions would leave cores idle: then one at a time, each with all threads.
+    beside = 1 < engine.sessions <= len(batches)
 
     def compute(rows: Rows) -> int:
-        vectors[rows] = engine.run(TokenBatch.from_rows([tokens.rows[row] for row in rows]))
+        vectors[rows] = engine.run(TokenBatch.from_rows([tokens.rows[row] for row in rows]), beside=beside)
         return len(rows)
 
-    workers = min(engine.sessions, len(batches))
-    for count in map(compute, batches) if workers < 2 else _in_threads(compute, batches, workers):
+    for count in _in_threads(compute, batches, engine.sessions) if beside else map(compute, batches):
         if done is not None:
             done(count)
     return vectors

@@ -49,14 +49,14 @@ class Batching:
     """How requests wait and are put together.
 
     Attributes:
-        max_batch: Rows of one execution, and of one request. It bounds how long an execution holds up the next;
-            within it the model batches by tokens.
+        max_batch: Rows of one execution, and of one request. The model batches them by tokens, with less padding the
+            more there are; it bounds how long an execution holds up the next.
         delay_us: How long the first request of an execution waits for company, microseconds.
         max_queue: Requests that may wait; one more is refused at once.
         timeout_ms: How long a request may wait before it is refused, milliseconds; it may itself ask for less.
     """
 
-    max_batch: int = 128
+    max_batch: int = 512
     delay_us: int = 500
     max_queue: int = 1024
     timeout_ms: int = 30_000

@@ -22,10 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads in all (default: the server's cores)")
-    parser.add_argument("--max-batch", type=int, metavar="ROWS", help="rows of one execution (128)")
-    parser.add_argument("--queue-delay-us", type=int, metavar="US", help="how long a request waits for company (500)")
-    parser.add_argument("--max-queue", type=int, metavar="N", help="requests that may wait (1024)")
-    parser.add_argument("--queue-timeout-ms", type=int, metavar="MS", help="how long a request may wait (30000)")
+    add_batching(parser)
     parser.add_argument(
         "--cache",
         action="store_true",
@@ -35,6 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fixed-dim", type=int, metavar="N", help="with --cache: values of a vector (default: all)")
     parser.add_argument("--fixed-truncate", metavar="POLICY", help="with --cache: allow or error (allow)")
     parser.add_argument("--force", action="store_true", help="replace an existing repository")
+
+
+def add_batching(parser: argparse.ArgumentParser) -> None:
+    """Declare how requests wait and are put together; read again by ``batching``."""
+    parser.add_argument("--max-batch", type=int, metavar="ROWS", help="rows of one execution (512)")
+    parser.add_argument("--queue-delay-us", type=int, metavar="US", help="how long a request waits for company (500)")
+    parser.add_argument("--max-queue", type=int, metavar="N", help="requests that may wait (1024)")
+    parser.add_argument("--queue-timeout-ms", type=int, metavar="MS", help="how long a request may wait (30000)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         form=arguments.form,
         device=arguments.device,
         threads=arguments.threads,
-        batching=_batching(arguments),
+        batching=batching(arguments),
         fixed=fixed,
         force=arguments.force,
     )
@@ -68,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _batching(arguments: argparse.Namespace) -> Batching:
+def batching(arguments: argparse.Namespace) -> Batching:
+    """What the options of ``add_batching`` say, the defaults where they say nothing."""
     from triton_repo.repository import Batching
 
     asked = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from sentport.errors import SentportError
+from triton_repo.repository_cli import add_batching, batching
 
 DESCRIPTION = "Serve a bundle with a Triton server on this machine, until Ctrl-C or SIGTERM."
 EXAMPLE = "sentport serve my-model.bundle --http-port 8000 --threads 4"
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default %(default)s")
     parser.add_argument("--form", choices=("text",), default="text", help="default %(default)s")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine in all (default: all cores)")
+    add_batching(parser)
     parser.add_argument(
         "--server-env", type=Path, metavar="DIR", help="the server's Python environment (default: in the user's cache)"
     )
@@ -68,6 +70,7 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         form=arguments.form,
         device=arguments.device,
         threads=arguments.threads,
+        batching=batching(arguments),
     )
     server = TritonServer(
         repository,
@@ -83,6 +86,8 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         server.wait_ready()
         try:
             print(_addresses(server.models, server.http_url, server.grpc_url, server.metrics_url), flush=True)
+            if not arguments.quiet:
+                _forward("sentport: ready; Ctrl-C stops the server")
             server.wait()
         except KeyboardInterrupt:
             return 0

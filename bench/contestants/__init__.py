@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sentport.scheduler import DEFAULT_TOKEN_BUDGET, BatchPolicy
+from sentport.engines import TOKEN_BUDGETS
+from sentport.scheduler import BatchPolicy
 
 Vectors = NDArray[np.float32]
 
@@ -34,7 +35,7 @@ class Work:
     policy: BatchPolicy | None
     tokenised: bool = False
     rows_per_batch: int = ROWS_PER_BATCH
-    token_budget: int = DEFAULT_TOKEN_BUDGET
+    token_budget: int = TOKEN_BUDGETS["cpu"]
 
     @property
     def policy_name(self) -> str:

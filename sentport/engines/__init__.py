@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from sentport.batch import TokenBatch
 
+# Padded tokens with which one call is at its most efficient: on a CPU they fill the matrix products and still fit a
+# core's cache (docs/architecture.md has what was measured), a GPU wants thousands a launch.
+TOKEN_BUDGETS = {"cpu": 256, "cuda": 16_384}
+
 
 class Engine(Protocol):
     """Runs token batches on one device. Safe to call from several threads at once.
@@ -18,7 +22,8 @@ class Engine(Protocol):
         precision: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
         device: The device of the nodes that really ran, found by running; never merely the one asked for.
         sessions: How many ``run`` calls may usefully be in flight at the same time.
-        threads: Compute threads of each of them.
+        threads: Compute threads of each of them; a call that is alone gets ``sessions`` times as many.
+        token_budget: Tokens of a padded batch with which one call is at its most efficient.
     """
 
     name: str
@@ -26,9 +31,15 @@ class Engine(Protocol):
     device: str
     sessions: int
     threads: int
+    token_budget: int
 
-    def run(self, batch: TokenBatch) -> NDArray[np.float32]:
-        """Vectors ``[rows, dim]`` float32 of the batch's rows, in order."""
+    def run(self, batch: TokenBatch, *, beside: bool = False) -> NDArray[np.float32]:
+        """Vectors ``[rows, dim]`` float32 of the batch's rows, in order.
+
+        Args:
+            batch: The rows.
+            beside: Other calls keep the other sessions busy meanwhile, so this one takes no more than its threads.
+        """
         ...
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sentport.batch import TokenBatch
 from sentport.bundle import ModelSpec
-from sentport.engines import Engine
+from sentport.engines import TOKEN_BUDGETS, Engine
 from sentport.errors import EngineError
 from sentport.hardware import available_cores
 from sentport.modeling.checkpoint import load_checkpoint
@@ -47,11 +47,12 @@ class TorchEngine:
                 "device cuda was asked for, but torch finds no CUDA; `sentport doctor` says what is missing"
             )
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        self.token_budget = TOKEN_BUDGETS[self.device]
         self.threads = threads or available_cores()
         torch.set_num_threads(self.threads)
         self._model: SentenceModel | None = model.to(self.device)
 
-    def run(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def run(self, batch: TokenBatch, *, beside: bool = False) -> NDArray[np.float32]:
         """Vectors ``[rows, dim]`` float32; the rows are padded to the longest of the batch."""
         model = self._model  # another thread may close the engine meanwhile
         if model is None:

@@ -37,13 +37,13 @@ LENGTHS = (3, 8, 4, 5, 3, 5)  # two special tokens each
 class SumEngine:
     """Answers the sum of a row's ids, its length, and one."""
 
-    name, precision, device, sessions, threads = "sum", "fp32", "cpu", 1, 2
+    name, precision, device, sessions, threads, token_budget = "sum", "fp32", "cpu", 1, 2, 256
 
     def __init__(self, sessions: int = 1) -> None:
         self.sessions = sessions
         self.shapes: list[tuple[int, int]] = []
 
-    def run(self, batch: TokenBatch) -> Vectors:
+    def run(self, batch: TokenBatch, *, beside: bool = False) -> Vectors:
         ids, mask, _, _ = batch.padded()
         self.shapes.append((ids.shape[0], ids.shape[1]))
         return np.stack([(ids * mask).sum(1), batch.lengths, np.ones(len(ids))], axis=1).astype(np.float32)
@@ -116,7 +116,7 @@ def test_an_engine_has_no_order_of_its_own() -> None:
 def test_batch_sizes_are_said_with_their_unit() -> None:
     own = Conditions("e", "m", "fp32", "padded", "cpu", 1, 1, own_policy="as it likes")
     sizes = [batch_size(Work(policy), own) for policy in (None, *BatchPolicy)]
-    assert sizes == ["as it likes", "1 row", "32 rows", "32 rows", "512 tokens"]
+    assert sizes == ["as it likes", "1 row", "32 rows", "32 rows", "256 tokens"]
     assert Work(None).policy_name == OWN
 
 

@@ -272,7 +272,7 @@ def test_every_record_carries_all_conditions(tmp_path: Path, workload: Workload)
         assert record["distinct_texts"] is True
     assert {(record["policy"], record["batch"], record["tokenisation_inside"]) for record in records} == {
         ("arrival", "32 rows", True),
-        ("token-budget", "512 tokens", False),
+        ("token-budget", "256 tokens", False),
     }
     assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1, 2, 2]
 

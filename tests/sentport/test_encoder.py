@@ -179,6 +179,20 @@ def test_info_says_what_runs(encoder: Encoder, tiny_checkpoint: Path) -> None:
     np.testing.assert_allclose(torch.encode(["the cat"]), encoder.encode(["the cat"]), atol=1e-5)
 
 
+def test_two_threads_are_two_sessions_with_the_same_vectors(
+    encoder: Encoder, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"the cat {'sat on ' * (row % 9)}the mat" for row in range(100)]
+    with Encoder(tiny_bundle, threads=2) as two:
+        assert (two.info.sessions, two.info.threads) == (2, 1)
+        np.testing.assert_allclose(two.encode(texts), encoder.encode(texts), atol=1e-6)
+        np.testing.assert_allclose(two.encode(texts[:1]), encoder.encode(texts[:1]), atol=1e-6)
+    monkeypatch.setattr("sentport.engines.onnxruntime._TWICE_BYTES", 0)
+    with Encoder(tiny_bundle, threads=2) as large:  # too large to be held twice
+        assert (large.info.sessions, large.info.threads) == (1, 2)
+        np.testing.assert_allclose(large.encode(texts), encoder.encode(texts), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from sentport.batch import TokenBatch
 from sentport.errors import SentportError
-from sentport.scheduler import BatchPolicy, computed_tokens, plan_batches, unique_texts
+from sentport.scheduler import (
+    BatchPolicy,
+    computed_tokens,
+    plan_batches,
+    run_batches,
+    shared_budget,
+    unique_texts,
+)
+from sentport.tokenizer import Tokens
 
 LENGTHS = st.lists(st.integers(0, 600), max_size=80).map(lambda values: np.array(values, np.int64))
 
@@ -55,3 +65,39 @@ def test_unique_texts_keeps_first_appearance() -> None:
     distinct, inverse = unique_texts(["b", "a", "b", "c", "a"])
     assert distinct == ["b", "a", "c"]
     assert inverse.tolist() == [0, 1, 0, 2, 1]
+
+
+class _Engine:
+    """Notes which calls were made, and whether others ran beside."""
+
+    name, precision, device, threads, token_budget = "noting", "fp32", "cpu", 1, 256
+
+    def __init__(self, sessions: int) -> None:
+        self.sessions = sessions
+        self.calls: list[tuple[int, bool]] = []
+
+    def run(self, batch: TokenBatch, *, beside: bool = False) -> NDArray[np.float32]:
+        self.calls.append((len(batch.lengths), beside))
+        return np.add.reduceat(batch.ids, np.cumsum(batch.lengths) - batch.lengths)[:, None].astype(np.float32)
+
+    def close(self) -> None:
+        self.calls = []
+
+
+def test_sessions_are_used_only_when_there_is_a_batch_for_each() -> None:
+    rows = [np.full(length, length, np.int64) for length in (5, 2, 4, 3)]
+    tokens = Tokens(rows, np.array([5, 2, 4, 3]))
+    for sessions, plan, beside in (
+        (1, [[0, 2], [1, 3]], False),
+        (2, [[0, 2], [3, 1]], True),
+        (2, [[0, 1, 2, 3]], False),
+    ):
+        engine = _Engine(sessions)
+        vectors = run_batches(engine, tokens, [np.array(batch) for batch in plan], 1)
+        assert vectors[:, 0].tolist() == [25, 4, 16, 9]
+        assert sorted(engine.calls) == [(len(batch), beside) for batch in plan]
+
+
+def test_little_work_is_cut_so_that_every_session_has_some() -> None:
+    for lengths, sessions, budget in (([20] * 100, 2, 256), ([20] * 20, 2, 200), ([20] * 20, 8, 64), ([4], 8, 64)):
+        assert shared_budget(np.array(lengths), _Engine(sessions)) == budget

@@ -74,9 +74,9 @@ def test_one_plan_for_all_requests(encoder: Encoder, model: TextModel, monkeypat
     batches: list[int] = []
     run = OnnxRuntimeEngine.run
 
-    def counted(self: OnnxRuntimeEngine, batch: TokenBatch) -> Vectors:
+    def counted(self: OnnxRuntimeEngine, batch: TokenBatch, *, beside: bool = False) -> Vectors:
         batches.append(len(batch.lengths))
-        return run(self, batch)
+        return run(self, batch, beside=beside)
 
     monkeypatch.setattr(OnnxRuntimeEngine, "run", counted)
     # "the cat " is the prompt query: with it, "sat" is the same text as the first.

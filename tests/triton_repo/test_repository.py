@@ -36,7 +36,7 @@ def test_config(written: Path, tiny_bundle: Path) -> None:
     config = parsed(written, "tiny")
     assert config.name == "tiny"
     assert config.backend == "python"
-    assert config.max_batch_size == 128
+    assert config.max_batch_size == 512
     assert [(each.name, each.data_type, list(each.dims)) for each in config.input] == [
         ("TEXT", model_config_pb2.TYPE_STRING, [1])
     ]
