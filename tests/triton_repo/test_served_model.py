@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import socket
+import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT, environment, install_wheel
 
 from sentport import Encoder
 from sentport.encoder import EncoderInfo, TextEncoder, Vectors
@@ -68,6 +71,27 @@ def test_readme_client_example(served: Served) -> None:
 
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
+
+
+@PROTOCOLS
+def test_client_runs_without_torch(served: Served, wheel: Path, tmp_path: Path, protocol: str) -> None:
+    """The wheel in an environment of the core and tritonclient alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["triton"]]
+    python = environment("client", "--constraint", str(ROOT / "constraints.txt"), *wanted)
+    install_wheel(python, wheel)
+    code = (
+        "import importlib.util, json, sys\n"
+        "assert importlib.util.find_spec('torch') is None and importlib.util.find_spec('transformers') is None\n"
+        "from triton_repo.client import Client\n"
+        "with Client(sys.argv[1], model='minilm', protocol=sys.argv[2]) as client:\n"
+        "    print(json.dumps(client.encode(['A man is eating food.']).tolist()))"
+    )
+    done = subprocess.run(
+        [python, "-c", code, served.urls[protocol], protocol], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout), served.minilm.encode(["A man is eating food."]), atol=1e-5)
 
 
 def statistics(served: Served, model: str) -> tuple[int, int]:
@@ -222,7 +246,7 @@ def test_many_clients(served: Served) -> None:
     texts = sentences(200)
     vectors, share = hammer(served, texts, 16)
     assert worst_cosine(vectors, served.minilm.encode(texts)) >= 0.99999
-    assert share < 0.5
+    assert share < 0.75, "requests of several clients share executions"
 
 
 @pytest.mark.full
