@@ -19,10 +19,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="BUNDLE", type=Path, required=True, help="folder to make")
     parser.add_argument("--layout", default="padded", help="graph layouts, comma-separated (padded)")
     parser.add_argument("--precision", default="fp32", help="precisions, comma-separated (fp32)")
-    parser.add_argument("--flavour", default="portable,ort", help="comma-separated: portable, ort (default: both)")
-    parser.add_argument("--pooling", help="cls, max or mean; only for checkpoints that do not say themselves")
+    parser.add_argument(
+        "--flavour", help="comma-separated: portable, ort (default: both, ort where ONNX Runtime fuses something)"
+    )
+    parser.add_argument(
+        "--pooling",
+        help="only for checkpoints that do not say themselves: cls, max, mean, mean_sqrt_len_tokens, weightedmean, "
+        "lasttoken, some of them joined by +, avg_first_last, avg_top2; SimCSE: cls_before_pooler (unsupervised), "
+        "cls_after_pooler (supervised)",
+    )
     parser.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="append L2 normalisation (default: as saved)"
+    )
+    parser.add_argument("--dim", type=int, help="cut vectors to their first values (Matryoshka); default: as saved")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="cut texts at N tokens; default: as saved")
+    parser.add_argument("--revision", help="of a hub's model: branch, tag or full commit; default: its main branch")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that the checkpoint brings along; read it first (a hub's model needs --revision COMMIT)",
     )
     parser.add_argument("--opset", type=int, help="ONNX operator set (18)")
     parser.add_argument("--ir-version", type=int, help="ONNX file format (10)")
@@ -42,9 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET
 
     options = ExportOptions(
-        flavours=tuple(dict.fromkeys(name.strip() for name in arguments.flavour.split(","))),
+        flavours=None if arguments.flavour is None else _names(arguments.flavour),
         pooling=arguments.pooling,
         normalize=arguments.normalize,
+        dim=arguments.dim,
+        max_tokens=arguments.max_tokens,
+        revision=arguments.revision,
+        trust_remote_code=arguments.trust_remote_code,
         opset=DEFAULT_OPSET if arguments.opset is None else arguments.opset,
         ir_version=DEFAULT_IR_VERSION if arguments.ir_version is None else arguments.ir_version,
         force=arguments.force,
@@ -69,6 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"worst cosine  {worst:.7f} to the source, over {bundle.graphs[0].parity['rows']} vectors a graph")
     print(f"next          sentport encode {bundle.path} --input texts.txt --output vectors.npy")
     return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def _require_packages() -> None:

@@ -49,6 +49,7 @@ def check_tokenizer(
 ) -> ConformanceRecord:
     """Compare all ids of both tokenizers at limits 4, 8, 16, 64, 128 and ``max_tokens``.
 
+    The source's own special tokens are looked for inside of texts too, where tokenizers have options of their own.
     Limits above ``max_tokens`` are left out, and so are those that leave no room beside the special tokens. As after
     any call of a fast tokenizer, the source keeps the truncation of the last call.
 
@@ -72,6 +73,7 @@ def check_tokenizer(
             "set max_seq_length in the checkpoint's sentence_bert_config.json higher"
         )
     limits = tuple(sorted({limit for limit in (*_LIMITS, max_tokens) if special < limit <= max_tokens}))
+    lines = [*lines, *(f"a{token}b {token} c" for token in source.all_special_tokens)]
     whole = ours.encode_whole(lines)
     for limit in limits:
         for start in range(0, len(lines), _CHUNK_LINES):

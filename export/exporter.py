@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.conformance import check_tokenizer
-from export.ort_flavour import fuse, operators
+from export.ort_flavour import fuse, fused_attention, operators
 from export.passes import finish
 from export.signature import outputs, padded_inputs
 from export.suite import Suite, build_suite, save_suite
@@ -22,6 +22,7 @@ from sentport.bundle import (
     TOKENIZER_FILE,
     Bundle,
     GraphRecord,
+    TensorRecord,
     is_bundle,
     sha256_of,
     write_description,
@@ -29,11 +30,17 @@ from sentport.bundle import (
 from sentport.engines.torch import TorchEngine
 from sentport.errors import SentportError
 from sentport.files import folder_written_aside
+from sentport.inputs import prompt_text
 from sentport.modeling.checkpoint import Checkpoint, load_checkpoint
+from sentport.modeling.hub import locate
+from sentport.modeling.length_limit import ASKED
+from sentport.modeling.sentence_model import SentenceModel
+from sentport.modeling.simcse import pooling_name
 from sentport.tokenizer import Tokenizer
 
 FLAVOURS = ("portable", "ort")
-_PROTOBUF_LIMIT_BYTES = 2_000_000_000
+# Weights beyond it go into a file of their own: a protobuf file ends at 2 GiB, and the graph needs some of it.
+_ONE_FILE_BYTES = 2_000_000_000
 
 Say = Callable[[str], None]
 
@@ -43,24 +50,33 @@ class ExportOptions:
     """What to export and how.
 
     Attributes:
-        flavours: Of ``portable`` and ``ort``.
+        flavours: Of ``portable`` and ``ort``; None = both, ``ort`` only where ONNX Runtime fuses something.
         pooling: For plain Hugging Face checkpoints, which do not say.
         normalize: Append L2 normalisation; None = as saved, or on for a plain checkpoint.
+        dim: Cut vectors to their first values; None = as saved.
+        max_tokens: The length limit; None = as saved.
+        revision: Of the hub's repository: branch, tag or full commit; None = its default branch.
+        trust_remote_code: Run code that the checkpoint brings along.
         opset: ONNX operator set.
         ir_version: ONNX file format version.
         force: Replace an existing bundle, once the new one has passed.
     """
 
-    flavours: tuple[str, ...] = FLAVOURS
+    flavours: tuple[str, ...] | None = None
     pooling: str | None = None
     normalize: bool | None = None
+    dim: int | None = None
+    max_tokens: int | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
     opset: int = DEFAULT_OPSET
     ir_version: int = DEFAULT_IR_VERSION
     force: bool = False
 
     def __post_init__(self) -> None:
-        unknown = [flavour for flavour in self.flavours if flavour not in FLAVOURS]
-        if unknown or not self.flavours:
+        flavours = FLAVOURS if self.flavours is None else self.flavours
+        unknown = [flavour for flavour in flavours if flavour not in FLAVOURS]
+        if unknown or not flavours:
             raise SentportError(f"flavour {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(FLAVOURS)}")
         if self.opset not in OPSETS:
             raise SentportError(f"opset {self.opset} is not supported; expected {OPSETS[0]} to {OPSETS[-1]}")
@@ -84,7 +100,16 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
     """
     _check_out(out, options.force)
     say(f"reading {source}")
-    checkpoint = load_checkpoint(source, pooling=options.pooling, normalize=options.normalize, attention="eager")
+    checkpoint = load_checkpoint(
+        source,
+        pooling=options.pooling,
+        normalize=options.normalize,
+        dim=options.dim,
+        max_tokens=options.max_tokens,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        attention="eager",
+    )
     for remark in checkpoint.remarks:
         say(f"note: {remark}")
     spec = checkpoint.spec
@@ -101,27 +126,38 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         portable = _trace(checkpoint, options)
         bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof.result()))
         graphs = []
-        for flavour in options.flavours:
+        for flavour in options.flavours or FLAVOURS:
+            model = portable if flavour == "portable" else _fused(portable, checkpoint, options, say)
+            if model is None:
+                continue
             say(f"writing and checking padded-fp32-{flavour}")
-            graph = _write_graph(portable, checkpoint, flavour, options, folder)
+            graph = _write_graph(model, checkpoint, flavour, options, folder)
             graphs.append(_gated(bundle, graph, suite, tokenizer))
         bundle = replace(bundle, graphs=tuple(graphs))
         write_description(bundle)
     return replace(bundle, path=out)
 
 
-def suite_from_source(bundle: Bundle, source: str | Path, tokenizer: Tokenizer) -> Suite:
+def suite_from_source(
+    bundle: Bundle, source: str | Path, tokenizer: Tokenizer, trust_remote_code: bool = False
+) -> Suite:
     """The golden suite computed again from the checkpoint that a bundle claims to come from.
 
     Raises:
         SentportError: When the checkpoint is another model, or its tokenizer differs from the bundle's.
     """
     spec = bundle.spec
-    plain = (
-        any(option["type"] == "Pooling" for option in spec.modules) and not (Path(source) / "modules.json").is_file()
+    revision = None if Path(source).is_dir() else spec.revision
+    plain = not (locate(source, revision).folder / "modules.json").is_file()
+    checkpoint = load_checkpoint(
+        source,
+        pooling=pooling_name(spec.modules) if plain else None,
+        normalize=spec.normalized if plain else spec.normalized or None,
+        dim=spec.dim,
+        max_tokens=spec.max_tokens if spec.max_tokens_source == ASKED else None,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
     )
-    pooling = "+".join(spec.modules[1]["modes"]) if plain else None
-    checkpoint = load_checkpoint(source, pooling=pooling, normalize=True if spec.normalized else None)
     if checkpoint.spec.fingerprint != spec.fingerprint:
         raise SentportError(
             f"{source} is not what {bundle.path} was exported from: fingerprints {checkpoint.spec.fingerprint[:12]}… "
@@ -147,48 +183,67 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
 
 
 def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Suite:
-    config = checkpoint.model.transformer.config
+    encoder, spec = checkpoint.model.transformer, checkpoint.spec
     return build_suite(
         TorchEngine(checkpoint.model, device="cpu"),
         tokenizer,
         PARITY_TEXTS,
-        vocabulary=config.vocab_size,
-        token_types=config.type_vocab_size if checkpoint.model.uses_token_types else 1,
+        vocabulary=encoder.vocabulary,
+        token_types=encoder.token_types if encoder.uses_token_types else 1,
+        prompt=prompt_text(spec.prompts, spec.default_prompt, None),
+        pools_prompt=spec.pools_prompt,
     )
+
+
+def _inputs(model: SentenceModel) -> tuple[TensorRecord, ...]:
+    return padded_inputs(model.uses_token_types, model.uses_pooling_mask)
 
 
 def _trace(checkpoint: Checkpoint, options: ExportOptions) -> ir.Model:
     model = checkpoint.model
     traced = trace_padded(model, options.opset)
-    return finish(traced, padded_inputs(model.uses_token_types), outputs(model.dim), options.ir_version)
+    return finish(traced, _inputs(model), outputs(model.dim), options.ir_version)
+
+
+def _fused(portable: ir.Model, checkpoint: Checkpoint, options: ExportOptions, say: Say) -> ir.Model | None:
+    """The graph for flavour ``ort``; None where there is nothing to fuse and the flavour was not asked for."""
+    model, config = checkpoint.model, checkpoint.model.transformer.config
+    try:
+        fused = fuse(portable, config)
+    except SentportError as error:
+        if options.flavours is not None:
+            raise SentportError(f"{error}; export with --flavour portable") from error
+        say(f"note: {error}; flavour ort is left out")
+        return None
+    attention, layers = fused_attention(fused), config.num_hidden_layers
+    if attention < layers:
+        say(f"note: ONNX Runtime's optimiser fuses {attention} of the {layers} attention layers of {config.model_type}")
+    return finish(fused, _inputs(model), outputs(model.dim), options.ir_version)
 
 
 def _write_graph(
-    portable: ir.Model, checkpoint: Checkpoint, flavour: str, options: ExportOptions, folder: Path
+    model: ir.Model, checkpoint: Checkpoint, flavour: str, options: ExportOptions, folder: Path
 ) -> GraphRecord:
-    inputs, ends = padded_inputs(checkpoint.model.uses_token_types), outputs(checkpoint.model.dim)
-    model = portable
-    if flavour == "ort":
-        fused = fuse(portable, checkpoint.model.transformer.config)
-        model = finish(fused, inputs, ends, options.ir_version)
-    file = f"graphs/padded-fp32-{flavour}.onnx"
-    proto = ir.to_proto(model)
-    if proto.ByteSize() > _PROTOBUF_LIMIT_BYTES:
-        raise SentportError("this model is over 2 GB, which one ONNX file cannot hold; not supported yet")
-    (folder / file).write_bytes(proto.SerializeToString(deterministic=True))
-    return GraphRecord(
-        file=file,
+    graph = GraphRecord(
+        file=f"graphs/padded-fp32-{flavour}.onnx",
         layout="padded",
         precision="fp32",
         flavour=flavour,
-        inputs=inputs,
-        outputs=ends,
+        inputs=_inputs(checkpoint.model),
+        outputs=outputs(checkpoint.model.dim),
         opset=model.opset_imports[""],
         ir_version=options.ir_version,
-        sha256=sha256_of(folder / file),
+        sha256="",
         operators=operators(model),
         parity={},
     )
+    file, data = folder / graph.file, folder / graph.data_file
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    if sum(tensor.nbytes for tensor in tensors if tensor is not None) > _ONE_FILE_BYTES:
+        ir.save(model, file, external_data=data.name)
+    else:
+        file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    return replace(graph, sha256=sha256_of(file), data_sha256=sha256_of(data) if data.is_file() else None)
 
 
 def _gated(bundle: Bundle, graph: GraphRecord, suite: Suite, tokenizer: Tokenizer) -> GraphRecord:

@@ -7,9 +7,11 @@ from sentport.bundle import TensorRecord
 OUTPUT = "sentence_embedding"
 
 
-def padded_inputs(uses_token_types: bool) -> tuple[TensorRecord, ...]:
-    """Inputs of layout ``padded``, all ``[batch, tokens] int64``."""
-    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if uses_token_types else [])
+def padded_inputs(token_types: bool, pooling_mask: bool) -> tuple[TensorRecord, ...]:
+    """Inputs of layout ``padded``, all ``[batch, tokens] int64``; two of them only where the model uses them."""
+    names = ["input_ids", "attention_mask"]
+    names += ["token_type_ids"] if token_types else []
+    names += ["pooling_mask"] if pooling_mask else []
     return tuple(TensorRecord(name, "int64", ("batch", "tokens")) for name in names)
 
 

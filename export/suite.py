@@ -7,9 +7,10 @@ written into the bundle; a later check needs neither torch nor the source.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,6 +26,8 @@ FIXED_SHAPES = ((1, 1), (1, 8), (2, 7), (3, 33), (5, 512))
 _RANDOM_SHAPES = 6
 _MAX_RANDOM_ROWS = 8
 _MAX_RANDOM_TOKENS = 160
+
+_PARTS, _OPTIONAL_PART = ("ids", "lengths", "attention_mask", "token_type_ids"), "pooling_mask"
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,29 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """Texts with their vectors ``[texts, dim]``, and hand-made batches."""
+    """Texts with their vectors ``[texts, dim]``, and hand-made batches.
+
+    Attributes:
+        texts: The texts.
+        text_vectors: ``[texts, dim]`` of the source, the prompt in front of every text.
+        cases: Hand-made batches.
+        prompt: The text of the model's default prompt; empty without one.
+        unpooled: How many of the prompt's tokens pooling leaves out.
+    """
 
     texts: tuple[str, ...]
     text_vectors: NDArray[np.float32]
     cases: tuple[Case, ...]
+    prompt: str = ""
+    unpooled: int = 0
+
+    def rows(self, tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
+        """The texts' token ids, the prompt in front."""
+        return tokenizer.encode([self.prompt + text for text in self.texts]).rows
+
+    def batch(self, rows: list[NDArray[np.int64]]) -> TokenBatch:
+        """Some of these rows as a batch."""
+        return TokenBatch.from_rows(rows, np.full(len(rows), self.unpooled, np.int64) if self.unpooled else None)
 
 
 def build_suite(
@@ -63,6 +84,8 @@ def build_suite(
     *,
     vocabulary: int,
     token_types: int,
+    prompt: str = "",
+    pools_prompt: bool = True,
     seed: int = 0,
 ) -> Suite:
     """Compute a suite with the source model.
@@ -73,6 +96,8 @@ def build_suite(
         texts: The parity texts.
         vocabulary: Ids of hand-made batches are drawn below this.
         token_types: Token types are drawn below this; 1 for a model without.
+        prompt: The text of the model's default prompt.
+        pools_prompt: Whether a prompt's tokens take part in pooling.
         seed: For shapes and ids.
     """
     random = np.random.default_rng(seed)
@@ -82,14 +107,20 @@ def build_suite(
         rows = int(random.integers(1, _MAX_RANDOM_ROWS + 1))
         shapes.append((rows, int(random.integers(1, min(limit, _MAX_RANDOM_TOKENS) + 1))))
     batches = [_random_batch(random, rows, tokens, vocabulary, token_types) for rows, tokens in shapes]
-    return Suite(
+    if not pools_prompt:
+        batches = [_with_prompts(random, batch) for batch in batches]
+    suite = Suite(
         texts=tuple(texts),
-        text_vectors=np.concatenate([source.run(TokenBatch.from_rows([row])) for row in tokenizer.encode(texts).rows]),
+        text_vectors=np.empty(0, np.float32),
         cases=tuple(
             Case(f"{rows}x{tokens}", batch, _row_by_row(source, batch))
             for (rows, tokens), batch in zip(shapes, batches, strict=True)
         ),
+        prompt=prompt,
+        unpooled=0 if pools_prompt else tokenizer.prompt_tokens(prompt),
     )
+    vectors = [source.run(suite.batch([row])) for row in suite.rows(tokenizer)]
+    return replace(suite, text_vectors=np.concatenate(vectors))
 
 
 def _random_batch(random: np.random.Generator, rows: int, tokens: int, vocabulary: int, token_types: int) -> TokenBatch:
@@ -107,6 +138,16 @@ def _random_batch(random: np.random.Generator, rows: int, tokens: int, vocabular
     )
 
 
+def _with_prompts(random: np.random.Generator, batch: TokenBatch) -> TokenBatch:
+    """The batch with a prompt of random length in front of each row: none, or up to all of it but in the first row."""
+    masks = _rows(batch.attention_mask, batch.lengths)
+    pooled = []
+    for row, mask in enumerate(masks):
+        prompt = random.integers(0, mask.sum(), endpoint=row > 0)
+        pooled.append(mask * (np.arange(len(mask)) >= prompt))
+    return replace(batch, pooling_mask=np.concatenate(pooled))
+
+
 def _rows(flat: NDArray[np.int64] | None, lengths: NDArray[np.int32]) -> list[NDArray[np.int64]]:
     assert flat is not None  # hand-made batches give every array
     return np.split(flat, np.cumsum(lengths)[:-1])
@@ -114,11 +155,12 @@ def _rows(flat: NDArray[np.int64] | None, lengths: NDArray[np.int32]) -> list[ND
 
 def _row_by_row(source: Engine, batch: TokenBatch) -> NDArray[np.float32]:
     """The source's vector of each row alone, its masked tail cut off."""
-    tables = (batch.ids, batch.attention_mask, batch.token_type_ids)
+    tables = [batch.ids, batch.attention_mask, batch.token_type_ids]
+    tables += [] if batch.pooling_mask is None else [batch.pooling_mask]
     vectors: list[NDArray[np.float32] | None] = []
-    for ids, mask, types in zip(*(_rows(table, batch.lengths) for table in tables), strict=True):
+    for ids, mask, *rest in zip(*(_rows(table, batch.lengths) for table in tables), strict=True):
         real = int(mask.sum())
-        alone = TokenBatch(ids[:real], np.array([real], np.int32), token_type_ids=types[:real])
+        alone = TokenBatch(ids[:real], np.array([real], np.int32), None, *(part[:real] for part in rest))
         vectors.append(source.run(alone)[0] if real else None)
     dim = next(len(vector) for vector in vectors if vector is not None)  # the first row is never empty
     return np.stack([np.zeros(dim, np.float32) if vector is None else vector for vector in vectors])
@@ -131,9 +173,12 @@ def save_suite(suite: Suite, path: Path) -> None:
         "text_vectors": suite.text_vectors,
         "cases": np.frombuffer(json.dumps([case.name for case in suite.cases]).encode(), np.uint8),
     }
+    if suite.prompt:
+        arrays["prompt"] = np.frombuffer(json.dumps([suite.prompt, suite.unpooled]).encode(), np.uint8)
     for number, case in enumerate(suite.cases):
-        for name in ("ids", "lengths", "attention_mask", "token_type_ids"):
-            arrays[f"case{number}_{name}"] = getattr(case.batch, name)
+        for name in (*_PARTS, _OPTIONAL_PART):
+            if (part := getattr(case.batch, name)) is not None:
+                arrays[f"case{number}_{name}"] = part
         arrays[f"case{number}_vectors"] = case.vectors
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy types the keyword arrays as its own flags
@@ -149,18 +194,17 @@ def load_suite(path: Path) -> Suite:
         with np.load(path, allow_pickle=False) as arrays:
             names = json.loads(arrays["cases"].tobytes())
             cases = tuple(
-                Case(
-                    name,
-                    TokenBatch(
-                        *(arrays[f"case{n}_{part}"] for part in ("ids", "lengths", "attention_mask", "token_type_ids"))
-                    ),
-                    arrays[f"case{n}_vectors"],
-                )
-                for n, name in enumerate(names)
+                Case(name, _load_batch(arrays, f"case{n}"), arrays[f"case{n}_vectors"]) for n, name in enumerate(names)
             )
-            suite = Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases)
+            prompt = json.loads(arrays["prompt"].tobytes()) if "prompt" in arrays else ["", 0]
+            suite = Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases, *prompt)
     except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise BundleError(f"{path} is damaged ({error}); export the checkpoint again") from error
     if not suite.texts or len(suite.cases) < len(FIXED_SHAPES) or len(suite.texts) != len(suite.text_vectors):
         raise BundleError(f"{path} has too little to check with; export the checkpoint again")
     return suite
+
+
+def _load_batch(arrays: Mapping[str, NDArray[Any]], case: str) -> TokenBatch:
+    ids, lengths, mask, types = (arrays[f"{case}_{part}"] for part in _PARTS)
+    return TokenBatch(ids, lengths, mask, types, arrays.get(f"{case}_{_OPTIONAL_PART}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.gate import Parity, check
+from export.gate import Parity, allowed_relative_l2, check
 from export.suite import Suite, load_suite
 from sentport.bundle import Bundle, GraphRecord
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
@@ -22,19 +22,27 @@ class Verdict:
     reason: str = ""
 
 
-def verify_bundle(bundle: Bundle, source: str | Path | None = None, device: str = "cpu") -> list[Verdict]:
+def verify_bundle(
+    bundle: Bundle, source: str | Path | None = None, device: str = "cpu", trust_remote_code: bool = False
+) -> list[Verdict]:
     """Run the gate on every graph of a bundle.
 
     Args:
         bundle: The bundle; hashes of all its files are checked.
         source: A checkpoint to compute the suite from again; without it the stored one is used, and no torch.
         device: Where the graphs run.
+        trust_remote_code: Run code that the checkpoint brings along.
 
     Raises:
         SentportError: When a file is missing or changed, or the source is another model.
     """
     tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
-    suite = load_suite(bundle.golden_file()) if source is None else _suite_of(bundle, source, tokenizer)
+    if source is None:
+        suite = load_suite(bundle.golden_file())
+    else:
+        from export.exporter import suite_from_source  # torch, only where the source is to be run
+
+        suite = suite_from_source(bundle, source, tokenizer, trust_remote_code)
     return [_verdict(bundle, graph, suite, tokenizer, device) for graph in bundle.graphs]
 
 
@@ -45,12 +53,6 @@ def _verdict(bundle: Bundle, graph: GraphRecord, suite: Suite, tokenizer: Tokeni
         return Verdict(graph, None, str(error))
 
 
-def _suite_of(bundle: Bundle, source: str | Path, tokenizer: Tokenizer) -> Suite:
-    from export.exporter import suite_from_source
-
-    return suite_from_source(bundle, source, tokenizer)
-
-
 def check_graph(bundle: Bundle, graph: GraphRecord, suite: Suite, tokenizer: Tokenizer, device: str = "cpu") -> Parity:
     """Run the gate on one graph of a bundle.
 
@@ -59,7 +61,8 @@ def check_graph(bundle: Bundle, graph: GraphRecord, suite: Suite, tokenizer: Tok
     """
     engine = OnnxRuntimeEngine(bundle, graph, device=device)
     try:
-        return check(engine.run, suite, tokenizer)
+        limit = allowed_relative_l2(bundle.spec.architecture)
+        return check(engine.run, suite, tokenizer, relative_l2=limit)
     except GateError as error:
         raise GateError(f"{graph.file} is refused: {error}") from error
     finally:

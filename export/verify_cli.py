@@ -14,6 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("bundle", metavar="BUNDLE", help="bundle folder")
     parser.add_argument("--source", metavar="CKPT", help="compute the source's vectors again from this checkpoint")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that the checkpoint brings along; read it first"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--expect", metavar="SHA256", help="refuse unless bundle.json has this hash")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -25,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from sentport.bundle import read_bundle
 
     bundle = read_bundle(arguments.bundle, arguments.expect)
-    verdicts = verify_bundle(bundle, arguments.source, arguments.device)
+    verdicts = verify_bundle(bundle, arguments.source, arguments.device, arguments.trust_remote_code)
     passed = all(verdict.parity is not None for verdict in verdicts)
     if arguments.json:
         graphs = {

@@ -58,11 +58,19 @@ class TokenBatch:
             )
 
     @classmethod
-    def from_rows(cls, rows: list[list[int]] | list[Ids]) -> TokenBatch:
-        """A batch of plain rows: every token attended to, token types zero."""
+    def from_rows(cls, rows: list[list[int]] | list[Ids], unpooled: Ids | None = None) -> TokenBatch:
+        """A batch of plain rows: every token attended to, token types zero.
+
+        Args:
+            rows: B rows of token ids.
+            unpooled: ``[B]`` tokens at the start of each row that pooling leaves out; None = none.
+        """
         lengths = np.fromiter((len(row) for row in rows), np.int32, count=len(rows))  # [B]
         ids = np.concatenate([np.asarray(row, np.int64) for row in rows]) if rows else np.zeros(0, np.int64)  # [T]
-        return cls(ids, lengths)
+        if unpooled is None:
+            return cls(ids, lengths)
+        position = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # [T] within its row
+        return cls(ids, lengths, pooling_mask=(position >= np.repeat(unpooled, lengths)).astype(np.int64))
 
     def padded(self, pad_id: int = 0) -> tuple[Ids, Ids, Ids, Ids]:
         """The batch as rectangles ``[B, L]``: ids, attention mask, token types, pooling mask.

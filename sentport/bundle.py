@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from sentport import __version__
 from sentport.errors import BundleError
 
-FORMAT = (1, 0)
+# 1.1: a graph's external data, the source's revision, chains that pool without the prompt. A newer minor than ours
+# is refused, since it may hold what this version would drop; what an older one lacks has its default.
+FORMAT = (1, 1)
 DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 GOLDEN_FILE = "golden.npz"
@@ -30,7 +32,22 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph of a bundle and the proof that came with it."""
+    """One graph of a bundle and the proof that came with it.
+
+    Attributes:
+        file: Its path inside the bundle.
+        layout: ``padded`` or ``packed``.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
+        flavour: ``portable`` or ``ort``.
+        inputs: Its inputs in order.
+        outputs: Its one output.
+        opset: ONNX operator set.
+        ir_version: ONNX file format version.
+        sha256: Hash of the file.
+        operators: How often it holds each operator.
+        parity: The gate's figures.
+        data_sha256: Hash of its weights' own file, ``data_file``; None when they lie in the graph (under 2 GB).
+    """
 
     file: str
     layout: str
@@ -43,6 +60,12 @@ class GraphRecord:
     sha256: str
     operators: Mapping[str, int]
     parity: Mapping[str, Any]
+    data_sha256: str | None = None
+
+    @property
+    def data_file(self) -> str:
+        """Path, inside the bundle, of the weights that the graph keeps outside of itself."""
+        return f"{self.file}.data"
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,7 @@ class ModelSpec:
         max_tokens_source: Which setting decided it.
         prompts: Saved prompts by name.
         default_prompt: Name of the prompt used when none is named, or None.
+        revision: Commit of the hub's repository that the checkpoint is from, where known.
     """
 
     source: str
@@ -74,6 +98,7 @@ class ModelSpec:
     max_tokens_source: str
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    revision: str | None = None
 
     @property
     def normalized(self) -> bool:
@@ -81,9 +106,19 @@ class ModelSpec:
         return bool(self.modules) and self.modules[-1]["type"] == "Normalize"
 
     @property
-    def fingerprint(self) -> str:
-        """Identity of the embedding space: vectors of equal fingerprints may be compared with each other."""
-        space = {
+    def pools_prompt(self) -> bool:
+        """Whether a prompt's tokens take part in pooling (``include_prompt``)."""
+        return all(module.get("include_prompt", True) for module in self.modules)
+
+    @property
+    def chain(self) -> list[str]:
+        """The modules in words, in order."""
+        return [_module_words(dict(module)) for module in self.modules]
+
+    @property
+    def space(self) -> dict[str, Any]:
+        """All that decides which space the vectors lie in."""
+        return {
             "weights": self.weights_sha256,
             "modules": list(self.modules),
             "dim": self.dim,
@@ -93,8 +128,22 @@ class ModelSpec:
             "prompts": dict(self.prompts),
             "default_prompt": self.default_prompt,
         }
-        text = json.dumps(space, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the embedding space: vectors of equal fingerprints may be compared with each other."""
+        text = json.dumps(self.space, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _module_words(module: dict[str, Any]) -> str:
+    kind = str(module.pop("type"))
+    details = ", ".join(f"{key} {_value_words(value)}" for key, value in module.items())
+    return f"{kind} ({details})" if details else kind
+
+
+def _value_words(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @dataclass(frozen=True)
@@ -137,7 +186,9 @@ class Bundle:
         return path
 
     def graph_file(self, graph: GraphRecord) -> Path:
-        """Path of a graph, checked."""
+        """Path of a graph, checked, and its external data with it."""
+        if graph.data_sha256 is not None:
+            self.file(graph.data_file, graph.data_sha256)
         return self.file(graph.file, graph.sha256)
 
     def tokenizer_file(self) -> Path:
@@ -147,6 +198,18 @@ class Bundle:
     def golden_file(self) -> Path:
         """Path of ``golden.npz``, checked."""
         return self.file(GOLDEN_FILE, self.golden_sha256)
+
+    def golden_texts(self) -> list[str]:
+        """The parity texts, without the default prompt that the suite puts in front of them.
+
+        Raises:
+            BundleError: When ``golden.npz`` is missing or has changed.
+        """
+        import numpy as np
+
+        with np.load(self.golden_file(), allow_pickle=False) as arrays:
+            texts: list[str] = json.loads(arrays["texts"].tobytes())
+        return [text.removeprefix(self.spec.prompts.get(self.spec.default_prompt or "", "")) for text in texts]
 
     def select(self, layout: str, precision: str) -> GraphRecord:
         """The graph to run on this library's own engine.
@@ -250,8 +313,7 @@ def _check_format(folder: Path, found: str) -> None:
 
 
 def _parse(folder: Path, values: Mapping[str, Any]) -> Bundle:
-    names = ModelSpec.__dataclass_fields__
-    spec = ModelSpec(**{name: _frozen(values[name]) for name in names})
+    spec = ModelSpec(**{name: _frozen(value) for name, value in _held(ModelSpec, values).items()})
     graphs = tuple(_parse_graph(graph) for graph in values["graphs"])
     _check_values(spec, graphs)
     return Bundle(folder, spec, graphs, values["golden_sha256"], values["tokenizer_proof"], values["sentport"])
@@ -273,10 +335,21 @@ def _check_values(spec: ModelSpec, graphs: tuple[GraphRecord, ...]) -> None:
 
 
 def _parse_graph(values: Mapping[str, Any]) -> GraphRecord:
-    fields: dict[str, Any] = {name: values[name] for name in GraphRecord.__dataclass_fields__}
+    held = _held(GraphRecord, values)
     for side in ("inputs", "outputs"):
-        fields[side] = tuple(TensorRecord(t["name"], t["dtype"], tuple(t["axes"])) for t in values[side])
-    return GraphRecord(**fields)
+        held[side] = tuple(TensorRecord(t["name"], t["dtype"], tuple(t["axes"])) for t in values[side])
+    return GraphRecord(**held)
+
+
+def _held(record: type[ModelSpec | GraphRecord], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a record's fields; one with a default may be absent, as it is from an older minor format.
+
+    Raises:
+        KeyError: When another one is.
+    """
+    needed = {field.name for field in fields(record) if field.default is field.default_factory is MISSING}
+    names = [field.name for field in fields(record) if field.name in needed or field.name in values]
+    return {name: values[name] for name in names}
 
 
 def _frozen(value: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -101,6 +101,7 @@ class Encoder:
         errors: ``raise`` refuses texts with lone surrogates, ``replace`` puts U+FFFD in their place.
 
     Attributes:
+        spec: What the model is.
         info: What it is and what it runs on.
         tokenizer: Texts to tokens, with the model's limit.
 
@@ -129,9 +130,9 @@ class Encoder:
         self._on_truncate = on_truncate
         self._errors = errors
         opened = open_source(source, engine, layout, precision, threads, device)
-        self._spec, self._engine = opened.spec, opened.engine
-        self.tokenizer = Tokenizer(opened.tokenizer_definition, self._spec.max_tokens, threads or available_cores())
-        self.info = _info(self._spec, self._engine, opened.layout)
+        self.spec, self._engine = opened.spec, opened.engine
+        self.tokenizer = Tokenizer(opened.tokenizer_definition, self.spec.max_tokens, threads or available_cores())
+        self.info = _info(self.spec, self._engine, opened.layout)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, dim: int | None = None, progress: bool = False
@@ -153,12 +154,13 @@ class Encoder:
             TruncationError: When a text is over the limit and ``on_truncate="error"``.
             SentportError: For an unknown prompt, or a dim that the model does not have.
         """
-        width = check_dim(dim, self._spec.dim)
+        width = check_dim(dim, self.spec.dim)
         prefix = self.prefix(prompt)
         distinct, inverse = unique_texts(valid_rows(texts, errors=self._errors))
-        tokens = self.tokenizer.encode([prefix + text for text in distinct])
+        tokens = self._tokens(distinct, prefix)
         self._report_truncation(tokens.full_lengths[inverse])
-        vectors = self.compute(tokens, progress=progress)  # [distinct, dim]
+        with Progress("encoding", len(distinct), "sentences", shown=progress) as bar:
+            vectors = self.compute(tokens, done=bar.advance)  # [distinct, dim]
         return self.shorten(vectors, width)[inverse]  # [n, width]
 
     def encode_stream(
@@ -170,7 +172,7 @@ class Encoder:
         arguments is told at once; with ``on_truncate="error"`` a text over the limit ends the stream.
         """
         refuse_bare_string(texts)
-        check_dim(dim, self._spec.dim)
+        check_dim(dim, self.spec.dim)
         self.prefix(prompt)
         return self._blocks(iter(texts), prompt, dim)
 
@@ -186,9 +188,17 @@ class Encoder:
         Raises:
             InputError: As ``encode`` does.
         """
-        prefix = self.prefix(prompt)
-        tokens = self.tokenizer.encode([prefix + text for text in valid_rows(texts, errors=self._errors)])
+        tokens = self.tokens(texts, prompt=prompt)
         return TokenCounts(full=tokens.full_lengths, used=tokens.lengths)
+
+    def tokens(self, texts: Sequence[str], *, prompt: str | None = None) -> Tokens:
+        """Tokens of each text under a prompt, cut to the limit: what ``compute`` takes.
+
+        Raises:
+            InputError: As ``encode`` does.
+        """
+        prefix = self.prefix(prompt)
+        return self._tokens(valid_rows(texts, errors=self._errors), prefix)
 
     def close(self) -> None:
         """Free the engine; a second call does nothing."""
@@ -208,22 +218,30 @@ class Encoder:
         Raises:
             SentportError: For a name that is not saved with the model.
         """
-        return prompt_text(self._spec.prompts, self._spec.default_prompt, prompt)
+        return prompt_text(self.spec.prompts, self.spec.default_prompt, prompt)
 
-    def compute(self, tokens: Tokens, *, progress: bool = False) -> Vectors:
-        """Vectors ``[n, dim]`` of rows that are already tokens, in their order."""
+    def unpooled(self, prefix: str) -> int:
+        """How many of a prompt's tokens pooling leaves out: none, unless the chain says ``include_prompt: false``."""
+        return 0 if self.spec.pools_prompt else self.tokenizer.prompt_tokens(prefix)
+
+    def compute(self, tokens: Tokens, *, done: Callable[[int], None] | None = None) -> Vectors:
+        """Vectors ``[n, dim]`` of rows that are already tokens, in their order; ``done`` is told of rows computed."""
         batches = plan_batches(tokens.lengths, token_budget=shared_budget(tokens.lengths, self._engine))
-        with Progress("encoding", len(tokens.rows), "sentences", shown=progress) as bar:
-            return run_batches(self._engine, tokens, batches, self._spec.dim, bar.advance)
+        return run_batches(self._engine, tokens, batches, self.spec.dim, done)
 
     def shorten(self, vectors: Vectors, dim: int) -> Vectors:
         """Vectors ``[n, dim]`` cut from full ones, normalised again where the chain ends in Normalize."""
         if dim == vectors.shape[1]:
             return vectors
         cut = vectors[:, :dim].copy()
-        if self._spec.normalized:
+        if self.spec.normalized:
             cut /= np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
         return cut
+
+    def _tokens(self, texts: list[str], prefix: str) -> Tokens:
+        tokens = self.tokenizer.encode([prefix + text for text in texts])
+        unpooled = self.unpooled(prefix)
+        return replace(tokens, unpooled=np.full(len(texts), unpooled, np.int64)) if unpooled else tokens
 
     def _encode_block(self, block: list[str], start: int, prompt: str | None, dim: int | None) -> Vectors:
         bad = bad_rows(block, surrogates=self._errors == "raise")
@@ -234,16 +252,17 @@ class Encoder:
             list_rows([start + row for row in bad]),
         )
         good = [row for row in range(len(block)) if row not in bad]
-        vectors = np.full((len(block), check_dim(dim, self._spec.dim)), np.nan, np.float32)
+        vectors = np.full((len(block), check_dim(dim, self.spec.dim)), np.nan, np.float32)
         vectors[good] = self.encode([block[row] for row in good], prompt=prompt, dim=dim)
         return vectors
 
     def _report_truncation(self, lengths: NDArray[np.int64]) -> None:
-        told = None if self._on_truncate == "allow" else truncation(lengths, self._spec.max_tokens)
+        told = None if self._on_truncate == "allow" else truncation(lengths, self.spec.max_tokens)
         if told is None:
             return
         if self._on_truncate == "error":
-            raise TruncationError(f"{told}; shorten them, or let them be cut (on_truncate warn or allow)", told.rows)
+            way_out = "shorten them, or let them be cut (on_truncate warn or allow)"
+            raise TruncationError(f"{told}; {way_out}", told.rows, told.tokens)
         logger.warning("%s", told)
 
 

@@ -33,7 +33,11 @@ class InputError(SentportError):
 
 
 class TruncationError(InputError):
-    """Texts are longer than the model's limit and truncation was declared an error."""
+    """Texts are longer than the model's limit and truncation was declared an error; ``tokens`` are their lengths."""
+
+    def __init__(self, message: str, rows: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+        super().__init__(message, rows)
+        self.tokens = tokens
 
 
 class GateError(SentportError):

@@ -39,7 +39,9 @@ def valid_rows(texts: Sequence[str], *, errors: str = "raise") -> list[str]:
     rows = list(texts)
     bad = bad_rows(rows, surrogates=errors == "raise")
     if bad:
-        raise InputError(f"{len(bad)} of {len(rows)} rows cannot be encoded: {name_bad_rows(bad.items())}", tuple(bad))
+        raise InputError(
+            f"{len(bad)} of {counted(len(rows), 'row')} cannot be encoded: {name_bad_rows(bad.items())}", tuple(bad)
+        )
     return rows if errors == "raise" else [without_surrogates(text) for text in rows]
 
 
@@ -57,6 +59,11 @@ def bad_rows(texts: Sequence[object], *, surrogates: bool) -> dict[int, str]:
         elif surrogates and not text.isascii() and without_surrogates(text) != text:
             bad[row] = "lone surrogate"
     return bad
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural where it takes one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def name_bad_rows(bad: Iterable[tuple[int, str]]) -> str:
@@ -116,10 +123,13 @@ def truncation(lengths: NDArray[np.int64], limit: int) -> TruncationError | None
     rows = (lengths > limit).nonzero()[0].tolist()
     if not rows:
         return None
+    tokens = lengths[rows].tolist()
+    verbs = ("is", "loses its") if len(rows) == 1 else ("are", "lose their")
     return TruncationError(
-        f"{len(rows)} of {len(lengths)} texts are longer than {limit} tokens (longest {int(lengths.max())}) "
-        f"and lose their end: rows {list_rows(rows)}",
+        f"{len(rows)} of {counted(len(lengths), 'text')} {verbs[0]} longer than {limit} tokens (longest {max(tokens)}) "
+        f"and {verbs[1]} end: rows {list_rows(rows)} (lengths {list_rows(tokens)})",
         tuple(rows),
+        tuple(tokens),
     )
 
 

@@ -5,9 +5,10 @@ The same plan serves the library, the benchmark and the Triton model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from sentport.tokenizer import Tokens
 _LEAST_TOKENS = 64
 
 Rows = NDArray[np.int64]
+Text = TypeVar("Text", bound=Hashable)
 
 
 class BatchPolicy(str, Enum):
@@ -111,7 +113,8 @@ def run_batches(
     beside = 1 < engine.sessions <= len(batches)
 
     def compute(rows: Rows) -> int:
-        vectors[rows] = engine.run(TokenBatch.from_rows([tokens.rows[row] for row in rows]), beside=beside)
+        unpooled = None if tokens.unpooled is None else tokens.unpooled[rows]
+        vectors[rows] = engine.run(TokenBatch.from_rows([tokens.rows[row] for row in rows], unpooled), beside=beside)
         return len(rows)
 
     for count in _in_threads(compute, batches, engine.sessions) if beside else map(compute, batches):
@@ -125,8 +128,11 @@ def _in_threads(compute: Callable[[Rows], int], batches: Sequence[Rows], workers
         yield from pool.map(compute, batches)
 
 
-def unique_texts(texts: Sequence[str]) -> tuple[list[str], Rows]:
-    """The distinct texts in order of first appearance, and for every text which of them it is."""
-    first: dict[str, int] = {}
+def unique_texts(texts: Sequence[Text]) -> tuple[list[Text], Rows]:
+    """The distinct texts in order of first appearance, and for every text which of them it is.
+
+    A text is a string, or a string with what else decides about its vector.
+    """
+    first: dict[Text, int] = {}
     inverse = np.fromiter((first.setdefault(text, len(first)) for text in texts), np.int64, count=len(texts))
     return list(first), inverse

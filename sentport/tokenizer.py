@@ -24,15 +24,22 @@ class Tokens:
     Attributes:
         rows: N arrays of int64 ids, special tokens included, cut to the limit.
         full_lengths: ``[N]`` int64, tokens each text has without the limit, special tokens included.
+        unpooled: ``[N]`` int64, how many tokens at the start of each row pooling leaves out; None = none.
     """
 
     rows: list[NDArray[np.int64]]
     full_lengths: NDArray[np.int64]
+    unpooled: NDArray[np.int64] | None = None
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """``[N]`` int64, tokens of each row after the limit."""
         return np.fromiter((len(row) for row in self.rows), np.int64, count=len(self.rows))
+
+    def take(self, rows: NDArray[np.int64]) -> Tokens:
+        """Some of the rows, in the order given."""
+        unpooled = None if self.unpooled is None else self.unpooled[rows]
+        return Tokens([self.rows[row] for row in rows], self.full_lengths[rows], unpooled)
 
 
 class Tokenizer:
@@ -64,6 +71,8 @@ class Tokenizer:
         self._fast.no_truncation()
         mask = self._fast.encode("a").special_tokens_mask
         self._special_after = len(mask) if all(mask) else mask[::-1].index(0)
+        added = self._fast.get_added_tokens_decoder()
+        self._special = frozenset(token for token, what in added.items() if what.special)
 
     @classmethod
     def from_file(cls, path: Path, max_tokens: int, threads: int = 1) -> Tokenizer:
@@ -100,6 +109,17 @@ class Tokenizer:
             return row
         tail = self._special_after
         return [*row[: limit - tail], *row[len(row) - tail :]]
+
+    def prompt_tokens(self, prompt: str) -> int:
+        """How many tokens at the start of a row are the prompt's, the special ones in front included.
+
+        As sentence-transformers counts them: the tokens of the prompt alone, cut to the limit, without a special
+        token at their end. A piece that spans prompt and text is thereby taken for either, as it is there.
+        """
+        if not prompt:
+            return 0
+        row = self.cut(self._fast.encode(prompt).ids, self.max_tokens)
+        return len(row) - (bool(row) and row[-1] in self._special)
 
     def _block(self, texts: Sequence[str]) -> list[list[int]]:
         return [self._fast.encode(text).ids for text in texts]

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def _loopback() -> None:
         (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, get_flags, request), 16)
         if not flags & up:
             fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """``sentport`` in this process, which spares the imports: exit code, stdout, stderr."""
+    from sentport.cli import main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([*arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +87,13 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 def export_tiny(
     checkpoint: Path,
     out: Path,
-    flavours: tuple[str, ...] = ("portable", "ort"),
+    flavours: tuple[str, ...] | None = ("portable", "ort"),
     *,
     pooling: str | None = None,
+    dim: int | None = None,
     force: bool = False,
+    trust_remote_code: bool = False,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Export in this process, with few conformance lines: the full 2,000 are for the real model."""
     from unittest.mock import patch
@@ -85,8 +103,10 @@ def export_tiny(
     few = texts.adversarial_lines(200)
     short = [line for line in few if len(line) < 1000]
     with patch.object(exporter, "adversarial_lines", lambda: short):
-        options = exporter.ExportOptions(flavours=flavours, pooling=pooling, force=force)
-        exporter.export_bundle(checkpoint, out, options, say=lambda _: None)
+        options = exporter.ExportOptions(
+            flavours=flavours, pooling=pooling, dim=dim, force=force, trust_remote_code=trust_remote_code
+        )
+        exporter.export_bundle(checkpoint, out, options, say)
     return out
 
 

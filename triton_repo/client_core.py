@@ -273,7 +273,7 @@ class Job:
         if told is not None and self._watched:
             if self._policy == "error":
                 raise TruncationError(
-                    f"{told}; shorten them, or let them be cut (on_truncate warn or allow)", told.rows
+                    f"{told}; shorten them, or let them be cut (on_truncate warn or allow)", told.rows, told.tokens
                 )
             logger.warning("%s", told)
         return self._vectors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sentport.encoder import Encoder, Vectors
 from sentport.errors import BundleError, InputError, SentportError, TruncationError
-from sentport.inputs import check_dim, name_bad_rows, truncation
+from sentport.inputs import check_dim, counted, name_bad_rows, truncation
 from sentport.scheduler import unique_texts
 from sentport.tokenizer import Tokens
 from triton_repo import wire
@@ -78,9 +78,13 @@ class TextAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A request that can be read: its texts with their prompt in front, and what to do with them."""
+    """A request that can be read: its texts with their prompt in front, and what to do with them.
+
+    ``unpooled`` is how many of the prompt's tokens pooling leaves out.
+    """
 
     texts: list[str]
+    unpooled: int
     dim: int
     on_truncate: str
     info: bool
@@ -148,8 +152,10 @@ class TextModel:
         """Answer the requests of one execution, in their order; an error is the answer to its own request."""
         read = [self._read(request) for request in requests]
         # Across prompts too: a text is computed once however many requests bring it.
-        distinct, inverse = unique_texts([text for one in read if isinstance(one, _Wanted) for text in one.texts])
-        tokens = self._encoder.tokenizer.encode(distinct)
+        distinct, inverse = unique_texts(
+            [(text, one.unpooled) for one in read if isinstance(one, _Wanted) for text in one.texts]
+        )
+        tokens = self._tokens(distinct)
         placed: list[_Placed | SentportError] = []
         start = 0
         for one in read:
@@ -170,7 +176,10 @@ class TextModel:
             texts = [prefix + text for text in _decoded(request.texts)]
         except SentportError as error:
             return error
-        return _Wanted(texts, dim, parameters.get(wire.ON_TRUNCATE, "allow"), parameters.get(wire.ASK_INFO, False))
+        unpooled = self._encoder.unpooled(prefix)
+        return _Wanted(
+            texts, unpooled, dim, parameters.get(wire.ON_TRUNCATE, "allow"), parameters.get(wire.ASK_INFO, False)
+        )
 
     def _parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._fixed is not None:
@@ -193,19 +202,23 @@ class TextModel:
             raise SentportError(f"request parameter {wire.ON_TRUNCATE} is {policy!r}; expected one of {known}")
         return parameters
 
+    def _tokens(self, distinct: Sequence[tuple[str, int]]) -> Tokens:
+        tokens = self._encoder.tokenizer.encode([text for text, _ in distinct])
+        unpooled = np.fromiter((count for _, count in distinct), np.int64, count=len(distinct))
+        return replace(tokens, unpooled=unpooled) if unpooled.any() else tokens
+
     def _too_long(self, wanted: _Wanted, lengths: NDArray[np.int64]) -> SentportError | None:
         told = truncation(lengths, self._encoder.info.max_tokens)
         if wanted.on_truncate == "allow" or told is None:
             return None
-        return TruncationError(f"{told}; shorten them, or send {wire.ON_TRUNCATE}=allow", told.rows)
+        return TruncationError(f"{told}; shorten them, or send {wire.ON_TRUNCATE}=allow", told.rows, told.tokens)
 
     def _vectors(self, tokens: Tokens, rows_of_requests: list[NDArray[np.int64]]) -> Vectors:
         """Vectors of the distinct texts, ``[distinct, dim]``; those that only refused requests want stay empty."""
         vectors = np.empty((len(tokens.rows), self._encoder.info.dim), np.float32)
         if rows_of_requests:
             needed = np.unique(np.concatenate(rows_of_requests))
-            wanted = Tokens([tokens.rows[row] for row in needed], tokens.full_lengths[needed])
-            vectors[needed] = self._encoder.compute(wanted)
+            vectors[needed] = self._encoder.compute(tokens.take(needed))
         return vectors
 
     def _split(self, placed: _Placed, vectors: Vectors, tokens: Tokens) -> TextAnswer:
@@ -230,7 +243,7 @@ def _decoded(texts: Sequence[bytes]) -> list[str]:
         except UnicodeDecodeError:  # lone surrogates included
             bad.append((row, "not valid UTF-8"))
     if bad:
-        message = f"{len(bad)} of {len(texts)} texts cannot be encoded: {name_bad_rows(bad)}"
+        message = f"{len(bad)} of {counted(len(texts), 'text')} cannot be encoded: {name_bad_rows(bad)}"
         raise InputError(message, tuple(row for row, _ in bad))
     return decoded
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "export": Command("export.cli", "export", "turn a checkpoint into a verified bundle"),
     "verify": Command("export.verify_cli", "cpu or gpu", "repeat the parity gate on a bundle"),
     "inspect": Command("sentport.cli.inspect", "", "show what a bundle holds"),
+    "diff": Command("sentport.cli.diff", "cpu or gpu", "compare two encoders: same space or not, and what changes"),
     "encode": Command("sentport.cli.encode", "cpu or gpu", "turn lines of text into vectors"),
     "repository": Command("triton_repo.repository_cli", "", "write a Triton model repository from a bundle"),
     "serve": Command("triton_repo.serve_cli", "", "serve a bundle with a Triton server on this machine"),

@@ -29,10 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(description.read_text(encoding="utf-8"), end="")
         return 0
     spec = bundle.spec
-    chain = " > ".join(_module_line(dict(module)) for module in spec.modules)
+    revision = f" at revision {spec.revision}" if spec.revision else ""
     rows = [
-        ("source", f"{spec.source} ({spec.architecture}), exported by sentport {bundle.sentport}"),
-        ("chain", chain),
+        ("source", f"{spec.source}{revision} ({spec.architecture}), exported by sentport {bundle.sentport}"),
+        ("chain", " > ".join(spec.chain)),
         ("dim", f"{spec.dim}, similarity {spec.similarity}"),
         ("max tokens", f"{spec.max_tokens} ({spec.max_tokens_source})"),
         ("prompts", ", ".join(f"{name}={text!r}" for name, text in spec.prompts.items()) or "none"),
@@ -44,15 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in rows:
         print(f"{name:<15} {value}")
     for graph in bundle.graphs:
-        size = (bundle.path / graph.file).stat().st_size / 1e6
+        files = [graph.file] if graph.data_sha256 is None else [graph.file, graph.data_file]
+        size = sum((bundle.path / file).stat().st_size for file in files) / 1e6
         print(
-            f"{'graph':<15} {graph.file}  {size:.0f} MB, opset {graph.opset}, IR {graph.ir_version}, "
+            f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB, opset {graph.opset}, IR {graph.ir_version}, "
             f"worst cosine {graph.parity['cosine']:.7f}, relative L2 {graph.parity['relative_l2']:.1e}"
         )
     return 0
-
-
-def _module_line(module: dict[str, object]) -> str:
-    kind = str(module.pop("type"))
-    details = ", ".join(f"{key} {value}" for key, value in module.items())
-    return f"{kind} ({details})" if details else kind

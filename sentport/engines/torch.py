@@ -57,9 +57,12 @@ class TorchEngine:
         model = self._model  # another thread may close the engine meanwhile
         if model is None:
             raise EngineError("this engine is closed; open a new Encoder")
-        ids, mask, types, _ = (torch.from_numpy(table).to(self.device) for table in batch.padded())
+        if batch.pooling_mask is not None and not model.uses_pooling_mask:
+            raise EngineError("a pooling mask was handed in, but this model pools every token")
+        ids, mask, types, pooled = (torch.from_numpy(table).to(self.device) for table in batch.padded())
+        used = types if model.uses_token_types else None, pooled if model.uses_pooling_mask else None
         with torch.inference_mode():
-            vectors = model(ids, mask, types if model.uses_token_types else None)  # [B, dim]
+            vectors = model(ids, mask, *used)  # [B, dim]
         result: NDArray[np.float32] = vectors.cpu().numpy()
         return result
 

@@ -8,20 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from sentport.bundle import ModelSpec
 from sentport.errors import CheckpointError
-from sentport.modeling.hub import locate
-from sentport.modeling.modules import read_chain
+from sentport.modeling.hub import Source, locate
+from sentport.modeling.length_limit import length_limit
+from sentport.modeling.modules import ChainOptions, read_chain
+from sentport.modeling.own_code import own_code
 from sentport.modeling.sentence_model import SentenceModel
-from sentport.modeling.source_files import read_json, read_settings, refuse_unknown_settings, transformer_folder
+from sentport.modeling.source_files import (
+    first_line,
+    module_folders,
+    read_json,
+    read_modules,
+    read_settings,
+    transformer_folder,
+)
 from sentport.modeling.source_tokenizer import (
     check_ids,
-    length_limit,
     load_tokenizer,
+    padding_remarks,
     plain_definition,
+    single_text_types,
 )
 from sentport.modeling.transformer import load_transformer, transformer_config
 
@@ -52,70 +61,117 @@ def load_checkpoint(
     *,
     pooling: str | None = None,
     normalize: bool | None = None,
+    dim: int | None = None,
+    max_tokens: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
     attention: str = "sdpa",
 ) -> Checkpoint:
     """Load a checkpoint folder, or a model of the hub that is in the local cache or can be fetched.
 
     Args:
         source: The folder, or a hub id.
-        pooling: ``cls``, ``max`` or ``mean``; for plain Hugging Face checkpoints, which do not say.
+        pooling: For plain Hugging Face checkpoints, which do not say: modes of pooling joined by ``+``, or one of
+            SimCSE's (``cls_before_pooler``, ``cls_after_pooler``, ``avg_first_last``, ``avg_top2``).
         normalize: Append L2 normalisation. None = as saved; for a plain checkpoint, append it.
+        dim: Cut vectors to their first values, normalised after it where the chain ends in Normalize.
+        max_tokens: The length limit, special tokens included; None = as saved.
+        revision: Branch, tag or full commit of the hub's repository; None = its default branch.
+        trust_remote_code: Run code that the checkpoint brings along; one of the hub then needs a full commit.
         attention: ``sdpa`` to run, ``eager`` to trace (plain matrix products and softmax).
 
     Raises:
         CheckpointError: When the folder cannot be read, or something in it would have to be dropped or guessed.
     """
-    folder = locate(source)
+    found = locate(source, revision)
+    asked = _Asked(ChainOptions(pooling, normalize, dim), max_tokens, trust_remote_code, attention)
     try:
-        return _load(source, folder, pooling, normalize, attention)
+        return _load(found, asked)
     except CheckpointError:
         raise
     except Exception as error:  # someone else's files: whatever shape they are in, it is one line
-        reason = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(f"{folder} cannot be read as a checkpoint ({type(error).__name__}: {reason})") from error
+        raise CheckpointError(
+            f"{found.folder} cannot be read as a checkpoint ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
-def _load(source: str | Path, folder: Path, pooling: str | None, normalize: bool | None, attention: str) -> Checkpoint:
-    config = transformer_config(folder)
-    modules = read_json(folder / "modules.json", missing_ok=True)
-    settings = read_settings(transformer_folder(folder, modules))
-    refuse_unknown_settings(settings, folder)
+@dataclass(frozen=True)
+class _Asked:
+    """What the caller wants beyond what the checkpoint saves."""
+
+    chain: ChainOptions
+    max_tokens: int | None
+    trust_remote_code: bool
+    attention: str
+
+
+def _load(source: Source, asked: _Asked) -> Checkpoint:
+    folder = source.folder
+    modules = read_modules(folder)
+    where = transformer_folder(folder, modules)
+    code = own_code(source, where, asked.trust_remote_code)
+    config = transformer_config(where, bool(code))
+    settings = read_settings(where)
     saved = read_json(folder / "config_sentence_transformers.json", missing_ok=True) or {}
     _refuse_unknown_model(saved, folder)
-    chain = read_chain(folder, modules, config.hidden_size, pooling, normalize)
-    transformer, remarks = load_transformer(transformer_folder(folder, modules), attention)
-    model = SentenceModel(transformer, chain, uses_token_types=config.type_vocab_size > 1).eval()
-    tokenizer = load_tokenizer(transformer_folder(folder, modules), bool(settings.get("do_lower_case")))
+    chain = read_chain(folder, modules, config.hidden_size, asked.chain)
+    tokenizer = load_tokenizer(where, settings.lower_case, bool(code))
+    transformer, remarks = load_transformer(where, config, asked.attention, single_text_types(tokenizer), bool(code))
+    check_ids(tokenizer, transformer.vocabulary, folder)
+    limit = length_limit(settings, tokenizer, config, transformer.positions, asked.max_tokens)
+    model = SentenceModel(transformer, chain).eval()
     definition = plain_definition(tokenizer)
-    check_ids(tokenizer, config, model.uses_token_types, folder)
-    max_tokens, decided_by, capped = length_limit(settings, tokenizer, config)
-    prompts = {name: text for name, text in (saved.get("prompts") or {}).items() if text is not None}
     similarity, told = _similarity(saved)
     spec = ModelSpec(
-        source=str(source) if not Path(source).exists() else folder.resolve().name,
-        weights_sha256=_weights_hash(model),
+        source=source.name,
+        revision=source.commit,
+        weights_sha256=_weights_hash(model, sorted(where.rglob("*.py")) if code else []),
         tokenizer_sha256=hashlib.sha256(definition.encode()).hexdigest(),
         architecture=config.model_type,
         modules=tuple(model.describe()),
         dim=model.dim,
         similarity=similarity,
-        max_tokens=max_tokens,
-        max_tokens_source=decided_by,
-        prompts=prompts,
+        max_tokens=limit.tokens,
+        max_tokens_source=limit.source,
+        prompts={name: text for name, text in (saved.get("prompts") or {}).items() if text is not None},
         default_prompt=saved.get("default_prompt_name"),
     )
-    return Checkpoint(model, spec, tokenizer, definition, tuple(remarks + capped + told))
+    remarks = [
+        *_origin(source, code),
+        *_pickled(folder, modules),
+        *remarks,
+        *padding_remarks(tokenizer),
+        *limit.remarks,
+        *_saved_cut(saved),
+        *told,
+    ]
+    return Checkpoint(model, spec, tokenizer, definition, tuple(remarks))
+
+
+def _origin(source: Source, code: list[str]) -> list[str]:
+    """Which commit was read, and what was run."""
+    at = [] if source.commit is None else [f"{source.name} is at commit {source.commit}"]
+    return [*at, f"ran code of the checkpoint's own: {', '.join(code)}"] if code else at
+
+
+def _pickled(folder: Path, modules: list[dict[str, Any]] | None) -> list[str]:
+    """Which parts have no safetensors."""
+    names = dict.fromkeys(module_folders(modules) if modules else [""])
+    old = [
+        name
+        for name in names
+        if not list((folder / name).glob("*.safetensors")) and list((folder / name).glob("*.bin"))
+    ]
+    if not old:
+        return []
+    what = ", ".join(name or "the folder itself" for name in old)
+    return [f"without safetensors: {what}; .bin is read with torch's weights-only loader"]
 
 
 def _refuse_unknown_model(saved: Mapping[str, Any], folder: Path) -> None:
     """What config_sentence_transformers.json says beyond prompts and similarity must not be lost."""
     if saved.get("model_type") not in (None, "SentenceTransformer"):
         raise CheckpointError(f"{folder} is a {saved['model_type']}; expected a SentenceTransformer")
-    if saved.get("truncate_dim") is not None:
-        raise CheckpointError(
-            f"{folder} cuts its vectors to {saved['truncate_dim']} values (truncate_dim in "
-            "config_sentence_transformers.json): not supported yet; remove the key and cut with dim=..."
-        )
     prompts = saved.get("prompts") or {}
     texts = prompts.values() if isinstance(prompts, dict) else [0]
     if not all(text is None or isinstance(text, str) for text in texts):
@@ -123,6 +179,13 @@ def _refuse_unknown_model(saved: Mapping[str, Any], folder: Path) -> None:
     default = saved.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise CheckpointError(f"{folder} has the default prompt {default!r}, which is not among its prompts")
+
+
+def _saved_cut(saved: Mapping[str, Any]) -> list[str]:
+    """What to tell about a saved width: sentence-transformers saves none, and takes no notice of one."""
+    dim = saved.get("truncate_dim")
+    told = "truncate_dim in config_sentence_transformers.json is not carried out, as in sentence-transformers"
+    return [] if dim is None else [f"{told}; --dim {dim} cuts the vectors"]
 
 
 def _similarity(saved: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -134,10 +197,19 @@ def _similarity(saved: Mapping[str, Any]) -> tuple[str, list[str]]:
     return "cosine", [f"similarity {named!r} is unknown; cosine is used, as sentence-transformers does"]
 
 
-def _weights_hash(model: nn.Module) -> str:
-    """SHA-256 over name, type, shape and bytes of every tensor, by name: the same for any file format."""
+def _weights_hash(model: SentenceModel, code: list[Path]) -> str:
+    """SHA-256 over name, type, shape and bytes of every tensor, by name: the same for any file format.
+
+    Names are those of the source's own parts, never of our wrappers: a change there must not change fingerprints.
+    Code that the checkpoint brings along makes the vectors as much as its weights do, and is hashed with them.
+    """
+    tensors = {f"transformer.{name}": tensor for name, tensor in model.transformer.model.state_dict().items()}
+    for place, module in enumerate(model.chain, start=-1):  # the module after the pooling has always been number 0
+        tensors |= {f"chain.{place}.{name}": tensor for name, tensor in module.state_dict().items()}
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().numpy().tobytes())
+    for file in code:
+        digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,80 +1,90 @@
-"""The module chain that a checkpoint folder saves."""
+"""The module chain of a checkpoint folder, in order, and what is asked for on top of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import load_file
+from typing import Any, cast
 
 from sentport.errors import CheckpointError
-from sentport.modeling.chain import (
-    ChainModule,
-    Normalize,
-    Pooling,
-    dense_from_config,
-    parse_modes,
-    pooling_from_config,
-)
-from sentport.modeling.source_files import inside, module_type, read_json
+from sentport.modeling.chain import ChainModule, Normalize, Truncate
+from sentport.modeling.module_folders import read_module
+from sentport.modeling.pooling import Pooling
+from sentport.modeling.simcse import plain_chain
+from sentport.modeling.source_files import inside, module_type
+
+
+@dataclass(frozen=True)
+class ChainOptions:
+    """What is asked of a chain beyond what the checkpoint saves.
+
+    Attributes:
+        pooling: How to pool, for a plain checkpoint: modes joined by ``+``, or one of SimCSE's poolers.
+        normalize: Append L2 normalisation; None = as saved, or on for a plain checkpoint.
+        dim: Cut vectors to their first values, before a last Normalize; None = leave them whole.
+    """
+
+    pooling: str | None = None
+    normalize: bool | None = None
+    dim: int | None = None
 
 
 def read_chain(
-    folder: Path, modules: list[dict[str, Any]] | None, hidden: int, pooling: str | None, normalize: bool | None
+    folder: Path, modules: list[dict[str, Any]] | None, hidden: int, options: ChainOptions
 ) -> list[ChainModule]:
-    """The modules after the transformer, in the order of modules.json."""
-    if modules is None:
-        if pooling is None:
-            raise CheckpointError(
-                f"{folder} is a plain Hugging Face checkpoint, which does not say how to pool; "
-                "add --pooling mean (or cls, max), as its model card says"
-            )
-        chain: list[ChainModule] = [Pooling(hidden, parse_modes(pooling.split("+"), "--pooling"))]
-        return [*chain, Normalize()] if normalize is not False else chain
-    if pooling is not None:
+    """The modules after the transformer.
+
+    Args:
+        folder: The checkpoint.
+        modules: Its modules.json; None for a plain checkpoint.
+        hidden: Width of its token vectors.
+        options: What is asked for.
+
+    Raises:
+        CheckpointError: When something in the chain, or asked of it, cannot be done.
+    """
+    if modules is not None and options.pooling is not None:
         raise CheckpointError(f"{folder} says itself how to pool (modules.json); leave --pooling out")
-    chain = []
-    dim = hidden
-    for entry in modules[1:]:
-        module = _read_module(inside(folder, entry), module_type(entry), dim, first=not chain)
-        dim = getattr(module, "out_dim", dim)
-        chain.append(module)
-    if not chain:
-        raise CheckpointError(f"{folder / 'modules.json'} has no Pooling module; expected one after the transformer")
-    if normalize and not isinstance(chain[-1], Normalize):
-        chain.append(Normalize())
-    if normalize is False and isinstance(chain[-1], Normalize):
+    chain = plain_chain(folder, hidden, options.pooling) if modules is None else _saved_chain(folder, modules, hidden)
+    if options.normalize is False and isinstance(chain[-1], Normalize):
         raise CheckpointError(f"{folder} ends in Normalize itself; --no-normalize would change the model")
+    wanted = modules is None if options.normalize is None else options.normalize
+    if wanted and not isinstance(chain[-1], Normalize):
+        chain.append(Normalize())
+    return chain if options.dim is None else _cut(chain, options.dim)
+
+
+def width(chain: Sequence[ChainModule], in_dim: int) -> int:
+    """Width of the vectors that come out of a chain."""
+    return next((cast(int, module.out_dim) for module in reversed(chain) if hasattr(module, "out_dim")), in_dim)
+
+
+def _saved_chain(folder: Path, modules: list[dict[str, Any]], hidden: int) -> list[ChainModule]:
+    chain: list[ChainModule] = []
+    for entry in modules[1:]:
+        path = inside(folder, entry)
+        module = read_module(path, module_type(entry), width(chain, hidden))
+        if module is None:
+            continue
+        pooled = any(isinstance(before, Pooling) for before in chain)
+        if module.on_tokens == pooled:
+            kind = type(module).__name__
+            raise CheckpointError(
+                f"{path} is module {kind} on {'token' if pooled else 'sentence'} vectors, "
+                f"{'after' if pooled else 'before'} pooling; expected one Pooling, and after it sentence vectors only"
+            )
+        chain.append(module)
+    if not any(isinstance(module, Pooling) for module in chain):
+        raise CheckpointError(f"{folder / 'modules.json'} has no Pooling module; expected one after the transformer")
     return chain
 
 
-def _read_module(path: Path, kind: str, in_dim: int, *, first: bool) -> ChainModule:
-    if first != (kind == "Pooling"):
-        raise CheckpointError(f"{path} is module {kind}; expected one Pooling, right after the transformer")
-    if kind == "Pooling":
-        return pooling_from_config(read_json(path / "config.json"), in_dim, str(path / "config.json"))
-    if kind == "Normalize":
-        config = read_json(path / "config.json", missing_ok=True) or {}
-        if set(config.values()) - {"sentence_embedding", None}:
-            raise CheckpointError(f"{path} normalises something other than the sentence vector: not supported yet")
-        return Normalize()
-    if kind == "Dense":
-        dense = dense_from_config(read_json(path / "config.json"), in_dim, str(path / "config.json"))
-        dense.load_state_dict(_module_weights(path))
-        return dense
-    raise CheckpointError(f"{path} is module {kind}, which is not supported; supported: Pooling, Dense, Normalize")
-
-
-def _module_weights(path: Path) -> dict[str, torch.Tensor]:
-    if (path / "model.safetensors").is_file():
-        loaded: dict[str, torch.Tensor] = load_file(path / "model.safetensors")
-        return loaded
-    old = path / "pytorch_model.bin"
-    if not old.is_file():
-        raise CheckpointError(f"{path} has no model.safetensors and no pytorch_model.bin")
-    try:
-        weights: dict[str, torch.Tensor] = torch.load(old, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises UnpicklingError and others
-        raise CheckpointError(f"{old} holds more than weights; unpickling stays off, save it as safetensors") from error
-    return weights
+def _cut(chain: list[ChainModule], dim: int) -> list[ChainModule]:
+    whole = width(chain, 0)
+    if not 1 <= dim <= whole:
+        raise CheckpointError(f"dim {dim} was asked for, but this model's vectors have {whole} values")
+    if dim == whole:
+        return chain
+    end = len(chain) - isinstance(chain[-1], Normalize)
+    return [*chain[:end], Truncate(dim), *chain[end:]]

@@ -5,51 +5,69 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from sentport.modeling.chain import ChainModule, Pooling
+from sentport.modeling.backbone import Backbone
+from sentport.modeling.chain import ChainModule, LayerMean
+from sentport.modeling.modules import width
+from sentport.modeling.pooling import Pooling
 
 
 class SentenceModel(nn.Module):
     """Token ids to sentence vectors, exactly as the graph ``padded`` declares it.
 
     Args:
-        transformer: A BERT-shaped encoder.
-        chain: The modules after it; the first one pools.
-        uses_token_types: Whether the model has segment embeddings worth an input.
+        transformer: The encoder.
+        chain: The modules after it, in order; one of them pools.
+
+    Attributes:
+        dim: Width of a vector.
+        uses_pooling_mask: Whether the pooling mask is an input: the chain leaves prompt tokens out of pooling.
     """
 
-    def __init__(self, transformer: PreTrainedModel, chain: Sequence[ChainModule], uses_token_types: bool) -> None:
+    def __init__(self, transformer: Backbone, chain: Sequence[ChainModule]) -> None:
         super().__init__()
         self.transformer = transformer
-        self.pooling = cast(Pooling, chain[0])
-        self.chain = nn.ModuleList(chain[1:])
-        self.uses_token_types = uses_token_types
+        self.chain = nn.ModuleList(chain)
+        self.layers = chain[0].layers if isinstance(chain[0], LayerMean) else (-1,)
+        self.dim = width(chain, transformer.hidden_size)
+        self.uses_pooling_mask = not all(getattr(module, "include_prompt", True) for module in chain)
 
     @property
-    def dim(self) -> int:
-        """Width of a vector."""
-        widths = [module.out_dim for module in (self.pooling, *self.chain) if hasattr(module, "out_dim")]
-        return cast(int, widths[-1])
+    def uses_token_types(self) -> bool:
+        """Whether token types are an input."""
+        return self.transformer.uses_token_types
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """``[B, L]`` ids, mask and token types to ``[B, dim]``."""
-        # The additive mask is made here, in its plainest form: the one that transformers builds inside drags in
-        # range, gather and comparison nodes, and a row without tokens would meet infinities.
-        lowest = torch.finfo(torch.float32).min
-        bias = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * lowest  # [B, 1, 1, L]
-        types = {"token_type_ids": token_type_ids} if self.uses_token_types else {}
-        tokens = self.transformer(input_ids=input_ids, attention_mask=bias, **types).last_hidden_state  # [B, L, H]
-        vectors: Tensor = self.pooling(tokens, attention_mask)  # [B, H * modes]
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        pooling_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Right-padded rows to vectors.
+
+        Args:
+            input_ids: ``[B, L]`` int64.
+            attention_mask: ``[B, L]`` int64.
+            token_type_ids: ``[B, L]`` int64; None = zeros.
+            pooling_mask: ``[B, L]`` int64, the tokens that pooling takes; None = the attention mask.
+
+        Returns:
+            ``[B, dim]`` float32.
+        """
+        hidden = self.transformer(input_ids, attention_mask, token_type_ids, layers=self.layers)  # [B, L, H] each
+        pooled = attention_mask if pooling_mask is None else pooling_mask
+        values: Tensor = hidden[0]  # [B, L, H], and [B, D] once pooled
         for module in self.chain:
-            vectors = module(vectors)
-        return vectors
+            if isinstance(module, LayerMean):
+                values = module(hidden)
+            else:
+                values = module(values, pooled) if isinstance(module, Pooling) else module(values)
+        return values
 
     def describe(self) -> list[dict[str, Any]]:
         """The module chain as bundle.json records it, the transformer first."""
-        config = self.transformer.config
-        first = {"type": "Transformer", "architecture": config.model_type, "dim": config.hidden_size}
-        rest = [cast(ChainModule, module).describe() for module in (self.pooling, *self.chain)]
-        return [first, *rest]
+        encoder = self.transformer
+        first = {"type": "Transformer", "architecture": encoder.config.model_type, "dim": encoder.hidden_size}
+        return [first, *(cast(ChainModule, module).describe() for module in self.chain)]

@@ -3,64 +3,99 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from sentport.errors import CheckpointError
-from sentport.modeling.source_files import read_json, transformer_folder
+from sentport.modeling.backbone import Backbone, SingleTextTypes
+from sentport.modeling.source_files import first_line, read_json
+from sentport.modeling.weights import UNPICKLING, weight_files
 
-_ARCHITECTURES = ("bert",)
+# Architectures that carry out another position_embedding_type than absolute; transformers 5 dropped BERT's.
+_POSITION_TYPES = frozenset({"esm"})
 
 
-def transformer_config(folder: Path) -> PretrainedConfig:
-    """The transformer's configuration; raises where another model than the saved one would come of it."""
-    modules = read_json(folder / "modules.json", missing_ok=True)
-    where = transformer_folder(folder, modules)
+def transformer_config(where: Path, own_code: bool = False) -> PretrainedConfig:
+    """The transformer's configuration; raises where another model than the saved one would come of it.
+
+    Args:
+        where: The transformer's folder.
+        own_code: Run the configuration and modeling code that the folder brings along.
+    """
     if not (where / "config.json").is_file():
         raise CheckpointError(f"{where} has no config.json; expected the transformer there")
     if (where / "adapter_config.json").is_file():
         raise CheckpointError(f"{where} holds an adapter (adapter_config.json); merge it into the model and save that")
     values = read_json(where / "config.json")
     kind = values.get("model_type")
-    if "auto_map" in values:
-        raise CheckpointError(f"{where} needs code of its own (auto_map in config.json); remote code stays off")
-    if kind not in _ARCHITECTURES:
-        raise CheckpointError(f"{where} is a {kind!r} model; supported: {', '.join(_ARCHITECTURES)}")
-    config = AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
-    if getattr(config, "is_decoder", False):
-        raise CheckpointError(f"{where} is a decoder (is_decoder in config.json); expected an encoder")
-    if values.get("position_embedding_type", "absolute") != "absolute":
+    if kind not in CONFIG_MAPPING and not own_code:
+        raise CheckpointError(f"{where} is a {kind!r} model, which transformers {transformers_version} does not know")
+    config = AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=own_code)
+    _refuse_other_kinds(config, where, own_code)
+    if values.get("position_embedding_type", "absolute") != "absolute" and kind not in _POSITION_TYPES:
         raise CheckpointError(
-            f"{where} has position_embedding_type {values['position_embedding_type']!r}: not supported"
+            f"{where} has position_embedding_type {values['position_embedding_type']!r}, which transformers "
+            f"{transformers_version} leaves out"
         )
     return config
 
 
-def load_transformer(folder: Path, attention: str) -> tuple[PreTrainedModel, list[str]]:
+def _refuse_other_kinds(config: PretrainedConfig, where: Path, own_code: bool) -> None:
+    """What is no text encoder, as far as the configuration tells."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(f"{where} is an encoder-decoder ({config.model_type}); expected an encoder")
+    if getattr(config, "is_decoder", False):
+        raise CheckpointError(f"{where} is a decoder (is_decoder in config.json); expected an encoder")
+    model_class = _model_class(config)
+    if own_code and model_class is None:
+        return  # only the code itself knows its class
+    if model_class is None or model_class.main_input_name != "input_ids" or config.sub_configs:
+        raise CheckpointError(f"{where} is a {config.model_type!r} model, which does not read text alone")
+
+
+def _model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    found = MODEL_MAPPING.get(type(config), None)
+    first: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
+    return first
+
+
+def load_transformer(
+    folder: Path,
+    config: PretrainedConfig,
+    attention: str,
+    single_text_types: SingleTextTypes | None,
+    own_code: bool = False,
+) -> tuple[Backbone, list[str]]:
     """The transformer in fp32 with every weight, and what a user should be told about it."""
     remarks = []
     saved_as = _saved_dtype(folder)
     if saved_as not in (None, "float32"):
         remarks.append(f"weights are saved as {saved_as}; they are computed in fp32")
-    if not list(folder.glob("*.safetensors")):
-        remarks.append(f"{folder.name} has no safetensors; its .bin is read with torch's weights-only loader")
+    first = weight_files(folder)[0]
     bar = transformers_logging.is_progress_bar_enabled()
     level = transformers_logging.get_verbosity()
+    model_class = None if own_code else _model_class(config)  # eager is what every class of its own can do
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # what it would warn about is checked below, and raised
     try:
         transformer, report = AutoModel.from_pretrained(
             folder,
-            attn_implementation=attention,
+            attn_implementation=attention if model_class is not None and model_class._supports_sdpa else "eager",
             dtype=torch.float32,
             local_files_only=True,
-            trust_remote_code=False,
+            trust_remote_code=own_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"the transformer in {folder} cannot be loaded: {error}") from error
+    except UnpicklingError as error:
+        raise CheckpointError(UNPICKLING.format(file=first)) from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"the transformer in {folder} cannot be loaded ({what})") from error
     finally:
         transformers_logging.set_verbosity(level)
         if bar:
@@ -72,11 +107,26 @@ def load_transformer(folder: Path, attention: str) -> tuple[PreTrainedModel, lis
         raise CheckpointError(f"{folder} lacks {len(missing + wrong)} of the model's weights ({names}, …)")
     if not all(bool(torch.isfinite(weight).all()) for weight in transformer.parameters()):
         raise CheckpointError(f"the transformer in {folder} has weights that are not finite")
-    # Ways of answering that a config may carry; the model is always asked for its last hidden state.
+    # Ways of answering that a config may carry; the model is always asked for hidden states.
     transformer.config.return_dict = True
     transformer.config.output_attentions = transformer.config.output_hidden_states = False
-    transformer.pooler = None  # BERT's own pooler takes no part in any of our poolings
-    return transformer, remarks
+    if getattr(transformer, "pooler", None) is not None:
+        transformer.pooler = None  # BERT's own pooler takes no part in any of our poolings
+    backbone = Backbone(transformer, single_text_types).eval()
+    if not _looks_ahead(backbone):
+        raise CheckpointError(
+            f"{folder} is a decoder ({config.model_type}: its tokens see only what stands before them); "
+            "expected an encoder"
+        )
+    return backbone, remarks
+
+
+@torch.inference_mode()
+def _looks_ahead(backbone: Backbone) -> bool:
+    """Whether the last token changes the first one's hidden state, which no configuration tells for certain."""
+    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]]) % backbone.vocabulary
+    (tokens,) = backbone(ids, torch.ones_like(ids))  # [2, 4, H]
+    return not torch.equal(tokens[0, 0], tokens[1, 0])
 
 
 def _saved_dtype(folder: Path) -> str | None:

@@ -25,6 +25,11 @@ def test_both_flavours_passed_the_gate(minilm_bundle: Path) -> None:
     assert read_bundle(minilm_bundle).tokenizer_proof == {"lines": 2068, "limits": [4, 8, 16, 64, 128, 256]}
 
 
+def test_fingerprint_is_the_one_that_stored_vectors_carry(minilm_bundle: Path) -> None:
+    found = read_bundle(minilm_bundle).spec.fingerprint
+    assert found == "21b056f2acbd9abb1f04dfb22d7a1ed54a034728089d99511be872d6109058e0"
+
+
 def test_sts_benchmark_equals_sentence_transformers(minilm_bundle: Path, minilm_checkpoint: Path) -> None:
     from sentence_transformers import SentenceTransformer
 

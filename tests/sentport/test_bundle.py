@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import run_cli
 
-from sentport.bundle import DESCRIPTION_FILE, read_bundle, sha256_of
+from sentport.bundle import DESCRIPTION_FILE, FORMAT, read_bundle, sha256_of
 from sentport.encoder import Encoder
 from sentport.errors import BundleError
 
@@ -61,13 +61,51 @@ def test_missing_tokenizer_is_refused(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "way_out"), [("0.9", "make it again with `sentport export`"), ("2.0", "upgrade"), ("1.1", "upgrade")]
+    ("version", "way_out"),
+    [
+        ("0.9", "make it again with `sentport export`"),
+        (f"{FORMAT[0] + 1}.0", "upgrade"),
+        (f"{FORMAT[0]}.{FORMAT[1] + 1}", "upgrade"),
+    ],
 )
 def test_unknown_format_version_is_refused(copy: Path, version: str, way_out: str) -> None:
     edit(copy, format=version)
     line = refused("inspect", str(copy))
     assert f"bundle format {version}" in line
     assert way_out in line
+
+
+def test_older_minor_format_still_encodes(copy: Path, tiny_bundle: Path) -> None:
+    values = json.loads((copy / DESCRIPTION_FILE).read_text())
+    del values["revision"]
+    for graph in values["graphs"]:
+        del graph["data_sha256"]
+    (copy / DESCRIPTION_FILE).write_text(json.dumps({**values, "format": "1.0"}))
+    bundle = read_bundle(copy)
+    assert (bundle.spec.revision, bundle.graphs[0].data_sha256, bundle.spec.pools_prompt) == (None, None, True)
+    assert bundle.spec.fingerprint == read_bundle(tiny_bundle).spec.fingerprint
+    with Encoder(copy, threads=1) as old, Encoder(tiny_bundle, threads=1) as new:
+        assert (old.encode(["the cat"]) == new.encode(["the cat"])).all()
+    del values["dim"]
+    (copy / DESCRIPTION_FILE).write_text(json.dumps({**values, "format": "1.0"}))
+    with pytest.raises(BundleError, match="damaged"):
+        read_bundle(copy)
+
+
+def test_external_data_of_a_graph_is_checked_with_it(copy: Path) -> None:
+    values = json.loads((copy / DESCRIPTION_FILE).read_text())
+    data = copy / f"{values['graphs'][0]['file']}.data"
+    data.write_bytes(b"weights")
+    values["graphs"][0]["data_sha256"] = sha256_of(data)
+    edit(copy, graphs=values["graphs"])
+    bundle = read_bundle(copy)
+    assert bundle.graph_file(bundle.graphs[0]).is_file()
+    assert data.name in run_cli("inspect", str(copy), check=True).stdout.decode()
+    data.write_bytes(b"wEights")
+    assert f"{data.name} has changed" in refused("inspect", str(copy))
+    data.unlink()
+    with pytest.raises(BundleError, match=f"{data.name} is missing"):
+        bundle.graph_file(bundle.graphs[0])
 
 
 def test_half_written_folder_is_refused(copy: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import sentport.encoder as module
 from sentport.encoder import Encoder
 from sentport.errors import EngineError, InputError, SentportError, TruncationError
+from sentport.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +93,32 @@ def test_truncation_is_told_once_a_call(
         encoder.encode(["a"])
     (record,) = caplog.records
     assert "2 of 4 texts are longer than 48 tokens (longest 82)" in record.message
-    assert "rows 1, 3" in record.message
+    assert "rows 1, 3 (lengths 82, 82)" in record.message
     with Encoder(tiny_bundle, on_truncate="error") as encoder, pytest.raises(TruncationError) as caught:
         encoder.encode(["a", long])
-    assert caught.value.rows == (1,)
+    assert (caught.value.rows, caught.value.tokens) == ((1,), (82,))
+
+
+@pytest.mark.parametrize("policy", ["warn", "error", "allow"])
+def test_a_text_is_tokenised_once_whatever_is_told_about_it(
+    tiny_bundle: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    whole = Tokenizer.encode_whole
+
+    def counted(self: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        seen.extend(texts)
+        return whole(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_whole", counted)
+    texts = ["a", "the cat " * 40, "a"]
+    with Encoder(tiny_bundle, threads=1, on_truncate=policy) as encoder:
+        with contextlib.suppress(TruncationError):
+            encoder.encode(texts)
+        assert seen == texts[:2]
+        seen.clear()
+        encoder.tokenize(texts)
+        assert seen == texts
 
 
 def test_tokenize_counts_before_and_after_the_limit(encoder: Encoder) -> None:
@@ -101,6 +126,9 @@ def test_tokenize_counts_before_and_after_the_limit(encoder: Encoder) -> None:
     assert counts.full.tolist() == [4, 82, 2]
     assert counts.used.tolist() == [4, 48, 2]
     assert encoder.tokenize(["sat"], prompt="query").full.tolist() == [5]
+    assert encoder.tokenize([]).full.tolist() == []
+    with pytest.raises(InputError, match="rows 1 "):
+        encoder.tokenize(["a", "\ud800"])
 
 
 def test_prompts_are_saved_names(encoder: Encoder) -> None:

@@ -126,7 +126,7 @@ def test_truncation_policy_is_the_requests_own(model: TextModel, encoder: Encode
         [request("a", LONG, on_truncate="error"), request("a", LONG), request("a", on_truncate="error")]
     )
     length = encoder.tokenize([LONG]).full[0]
-    said = f"1 of 2 texts are longer than 48 tokens (longest {length}) and lose their end: rows 1;"
+    said = f"1 of 2 texts is longer than 48 tokens (longest {length}) and loses its end: rows 1 (lengths {length});"
     assert refused(strict).startswith(said)
     assert answered(free).truncated.tolist() == [[False], [True]]
     assert answered(short).truncated.tolist() == [[False]]

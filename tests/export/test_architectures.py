@@ -1,0 +1,231 @@
+"""Every architecture through the real export gate with three poolings, against sentence-transformers' own encode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from architectures import ARCHITECTURES, TOKENS, Architecture
+from conftest import export_tiny
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize, Pooling, Transformer
+from torch import nn
+
+from export import exporter
+from export.gate import allowed_relative_l2, check
+from export.ort_flavour import operators
+from export.passes import DivideScores, SplitMaskUnsqueeze
+from export.suite import load_suite
+from sentport import Encoder
+from sentport.batch import TokenBatch
+from sentport.bundle import Bundle, read_bundle
+from sentport.engines.onnxruntime import OnnxRuntimeEngine
+from sentport.errors import SentportError
+from sentport.modeling.checkpoint import load_checkpoint
+from sentport.tokenizer import Tokenizer
+
+POOLINGS = ("mean", "cls", "lasttoken")
+# Mixed lengths, one far beyond the limit; special tokens spelt out in a text are special tokens.
+TEXTS = [
+    "the cat sat on the red park",
+    "",
+    "a dog ran . " * 300,
+    "日本 é !",
+    "the <pad> cat <cls> sat </s> on [PAD] the [SEP] dog [CLS] ran",
+    "a",
+    "the red cat , a red dog . " * 9,
+]
+# Where ONNX Runtime's optimiser fuses every attention; elsewhere it fuses some, or bias + GELU and skip + norm alone.
+ATTENTION_FUSED = {"bert", "minilm", "roberta", "xlm-roberta", "camembert", "distilbert", "electra"}
+NO_ORT_FLAVOUR = {"eurobert": "fuses nothing of a eurobert graph"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One architecture's checkpoint, its bundle, and what was said while it was made."""
+
+    architecture: Architecture
+    checkpoint: Path
+    bundle: Bundle
+    said: list[str]
+
+
+def save_checkpoint(architecture: Architecture, folder: Path, pooling: str | tuple[str, ...], normalize: bool) -> Path:
+    first = Transformer(str(architecture.save(folder / "plain")))
+    chain: list[nn.Module] = [first, Pooling(first.auto_model.config.hidden_size, pooling_mode=pooling)]
+    SentenceTransformer(modules=[*chain, Normalize()] if normalize else chain, device="cpu").save(str(folder / "st"))
+    return folder / "st"
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES, ids=lambda architecture: architecture.name)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One trace for three poolings: side by side in one vector, which each test takes apart again."""
+    folder = tmp_path_factory.mktemp(request.param.name)
+    checkpoint = save_checkpoint(request.param, folder, POOLINGS, normalize=False)
+    said: list[str] = []
+    out = export_tiny(checkpoint, folder / "out.bundle", None, say=said.append)
+    return Exported(request.param, checkpoint, read_bundle(out), said)
+
+
+def part(vectors: np.ndarray, pooling: str) -> np.ndarray:
+    """The pooling's share of ``[N, 3 * H]``; sentence-transformers puts cls, mean, lasttoken in this order."""
+    return np.split(vectors, len(POOLINGS), axis=1)[("cls", "mean", "lasttoken").index(pooling)]
+
+
+def test_each_pooling_passes_the_gate_on_its_own(exported: Exported) -> None:
+    bundle = exported.bundle
+    suite = load_suite(bundle.golden_file())
+    assert [case.name for case in suite.cases][:5] == ["1x1", "1x8", "2x7", "3x33", f"5x{TOKENS}"]
+    tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
+    limit = allowed_relative_l2(bundle.spec.architecture)
+    assert limit == (5e-5 if "deberta" in exported.architecture.name else 1e-5)
+    for graph in bundle.graphs:
+        engine = OnnxRuntimeEngine(bundle, graph, threads=2, device="cpu")
+        run = remembered(engine.run)
+        for pooling in POOLINGS:
+            own = replace(
+                suite,
+                text_vectors=part(suite.text_vectors, pooling),
+                cases=tuple(replace(case, vectors=part(case.vectors, pooling)) for case in suite.cases),
+            )
+            check(partial(run_part, run, pooling), own, tokenizer, relative_l2=limit)
+
+
+def run_part(run: Callable[[TokenBatch], np.ndarray], pooling: str, batch: TokenBatch) -> np.ndarray:
+    return part(run(batch), pooling)
+
+
+def remembered(run: Callable[[TokenBatch], np.ndarray]) -> Callable[[TokenBatch], np.ndarray]:
+    """The gate asks for the same batches each time; they are computed once."""
+    batches: dict[tuple[bytes, ...], TokenBatch] = {}
+    once = cache(lambda key: run(batches[key]))
+
+    def answer(batch: TokenBatch) -> np.ndarray:
+        tables = (batch.ids, batch.lengths, batch.attention_mask, batch.token_type_ids)
+        key = tuple(b"" if table is None else table.tobytes() for table in tables)
+        batches[key] = batch
+        return once(key)
+
+    return answer
+
+
+def test_vectors_are_those_of_sentence_transformers(exported: Exported) -> None:
+    assert_equal_vectors(exported, TEXTS)
+
+
+def test_texts_at_the_edge_of_the_position_table(exported: Exported) -> None:
+    """512 tokens, 513, 514 and 2000: cut at 512, never an index beyond the table."""
+    bundle = exported.bundle
+    assert bundle.spec.max_tokens == TOKENS
+    tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), TOKENS)
+    texts = [text_of(tokens, tokenizer) for tokens in (512, 513, 514, 2000)]
+    assert tokenizer.encode(texts).full_lengths.tolist() == [512, 513, 514, 2000]
+    assert_equal_vectors(exported, texts)
+
+
+def text_of(tokens: int, tokenizer: Tokenizer) -> str:
+    def count(text: str) -> int:
+        return int(tokenizer.encode([text]).full_lengths[0])
+
+    one, two = count("a"), count("a a")
+    text = " ".join(["a"] * ((tokens - one) // (two - one) + 1))
+    return text + "." * (tokens - count(text))
+
+
+def assert_equal_vectors(exported: Exported, texts: list[str]) -> None:
+    wanted = SentenceTransformer(str(exported.checkpoint), device="cpu").encode(texts, batch_size=len(texts))
+    with Encoder(exported.bundle.path, threads=2, device="cpu", on_truncate="allow") as encoder:
+        found = encoder.encode(texts)
+    for pooling in POOLINGS:
+        ours, theirs = part(found, pooling).astype(np.float64), part(wanted, pooling).astype(np.float64)
+        norms = np.linalg.norm(theirs, axis=1)
+        assert (np.linalg.norm(ours - theirs, axis=1) / norms).max() <= 1e-5, pooling
+        assert ((ours * theirs).sum(axis=1) / norms / np.linalg.norm(ours, axis=1)).min() >= 0.999999, pooling
+
+
+def test_no_axis_is_frozen_by_tracing_or_by_a_pass(exported: Exported) -> None:
+    """Traced at 2 x 7, run at other shapes after each pass; dim is the only number among the declared axes."""
+    types = exported.architecture.name in {"bert", "minilm", "electra", "albert", "deberta-v2", "nomic_bert"}
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
+    declared = {name: ["batch", "tokens"] for name in names} | {
+        "sentence_embedding": ["batch", exported.bundle.spec.dim]
+    }
+    random = np.random.default_rng(0)
+    feeds = [dict.fromkeys(names, random.integers(0, 2, shape)) for shape in ((1, 1), (1, 8), (3, 33), (5, TOKENS))]
+    wanted = None
+    for stage, model in after_each_pass(exported.bundle):
+        proto = ir.to_proto(model)
+        assert {
+            value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+            for value in (*proto.graph.input, *proto.graph.output)
+        } == declared, stage
+        assert not {"NonZero", "Compress", "Loop", "If"} & set(operators(model)), stage
+        session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        found = [session.run(None, feed)[0] for feed in feeds]
+        wanted = found if wanted is None else wanted
+        for ours, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=stage)
+
+
+def after_each_pass(bundle: Bundle) -> Iterator[tuple[str, ir.Model]]:
+    model = ir.load(bundle.path / "graphs" / "padded-fp32-portable.onnx")
+    yield "portable", model
+    for step in (SplitMaskUnsqueeze(), DivideScores()):
+        model = step(ir.from_proto(ir.to_proto(model))).model
+        yield type(step).__name__, model
+    if (file := bundle.path / "graphs" / "padded-fp32-ort.onnx").is_file():
+        yield "ort", ir.load(file)
+
+
+def test_what_was_not_fused_is_told(exported: Exported) -> None:
+    name = exported.architecture.name
+    flavours = {graph.flavour: graph.operators for graph in exported.bundle.graphs}
+    notes = [line for line in exported.said if line.startswith("note: ONNX Runtime")]
+    layers = exported.architecture.layers
+    if name in NO_ORT_FLAVOUR:
+        assert list(flavours) == ["portable"]
+        assert NO_ORT_FLAVOUR[name] in notes[0]
+        assert "flavour ort is left out" in notes[0]
+    elif name in ATTENTION_FUSED:
+        assert flavours["ort"]["com.microsoft.Attention"] == layers
+        assert flavours["ort"]["com.microsoft.SkipLayerNormalization"] == 2 * layers
+        assert not notes
+    else:
+        assert any(operator.startswith("com.microsoft.") for operator in flavours["ort"])
+        fused = flavours["ort"].get("com.microsoft.Attention", 0)
+        assert fused < layers
+        assert f"fuses {fused} of the {layers} attention layers" in notes[0]
+
+
+def test_flavour_asked_for_by_name_is_never_left_out(exported: Exported) -> None:
+    portable = ir.load(exported.bundle.path / "graphs" / "padded-fp32-portable.onnx")
+    checkpoint = load_checkpoint(exported.checkpoint)
+    asked = exporter.ExportOptions(("ort",))
+    reason = NO_ORT_FLAVOUR.get(exported.architecture.name)
+    if reason is not None:
+        with pytest.raises(SentportError, match=f"{reason}.*export with --flavour portable"):
+            exporter._fused(portable, checkpoint, asked, lambda _: None)
+    else:
+        assert exporter._fused(portable, checkpoint, asked, lambda _: None) is not None
+
+
+@pytest.mark.full
+def test_full_product(tmp_path: Path) -> None:
+    """Each architecture with each pooling as a checkpoint of its own, both flavours where there are two."""
+    passed = []
+    for architecture in ARCHITECTURES:
+        for pooling in (*POOLINGS, "max", "weightedmean", "mean_sqrt_len_tokens"):
+            checkpoint = save_checkpoint(architecture, tmp_path / architecture.name / pooling, pooling, normalize=True)
+            bundle = read_bundle(export_tiny(checkpoint, checkpoint.with_name("out.bundle"), None))
+            wanted = SentenceTransformer(str(checkpoint), device="cpu").encode(TEXTS)
+            with Encoder(bundle.path, threads=2, device="cpu", on_truncate="allow") as encoder:
+                np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+            passed += [(architecture.name, pooling, graph.flavour) for graph in bundle.graphs]
+    print(f"\n{len(passed)} combinations of architecture, pooling and flavour passed the gate")
+    assert len(passed) >= len(ARCHITECTURES) * 6
