@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import build_checkpoint, build_transformer, export_tiny, run_cli
@@ -92,3 +94,17 @@ def test_tokenizer_that_differs_from_the_source_is_refused(
     with pytest.raises(CheckpointError, match="tokenizer differs from the source"):
         export_tiny(tiny_checkpoint, tmp_path / "out.bundle")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"flavours": ("fast",)}, "flavour fast is unknown; known: portable, ort"),
+        ({"flavours": ()}, "flavour (none) is unknown"),
+        ({"opset": 9}, "opset 9 is not supported; expected 18 to 23"),
+        ({"ir_version": 99}, "IR version 99 is not supported"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SentportError, match=re.escape(message)):
+        exporter.ExportOptions(**options)

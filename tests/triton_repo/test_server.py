@@ -69,15 +69,12 @@ with TritonServer(Path(sys.argv[1]), prepare_environment(Path(sys.argv[2]))) as 
 
 # The command with the tiny model in place of a bundle's repository.
 SERVE = """
-import argparse, logging, shutil, sys, types
-from pathlib import Path
-repository = types.ModuleType("triton_repo.repository")
-def write_repository(bundle, out, *, name, form, device, threads):
+import argparse, shutil
+from triton_repo import repository, serve_cli
+def write_repository(bundle, out, *, name, form, device, threads, batching):
     shutil.copytree(bundle, out)
     return out
 repository.write_repository = write_repository
-sys.modules["triton_repo.repository"] = repository
-from triton_repo import serve_cli
 parser = argparse.ArgumentParser()
 parser.set_defaults(quiet=False, verbose=False)
 serve_cli.add_arguments(parser)
