@@ -120,7 +120,7 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         say("computing the source's vectors for the golden suite")
         suite = _suite(checkpoint, tokenizer)
         save_suite(suite, folder / GOLDEN_FILE)
-        say("tracing the graph (the longest step), and proving the tokenizer on adversarial lines beside it")
+        say("tracing the graph, and proving the tokenizer on adversarial lines beside it")
         lines = [*PARITY_TEXTS, *adversarial_lines()]
         proof = beside.submit(check_tokenizer, tokenizer, checkpoint.tokenizer, spec.max_tokens, lines)
         portable = _trace(checkpoint, options)

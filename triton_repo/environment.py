@@ -258,7 +258,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 
 def _build(folder: Path, interpreter: Interpreter, wanted: dict[str, object]) -> None:
-    _log.info("building the server's environment once (Python %s, about 350 MB on disk)", interpreter.version)
+    _log.info("building the server's environment once (Python %s, for %s)", interpreter.version, wanted["device"])
     pip = _create(folder, interpreter)
     # Without its dependencies: of the wheel only the server is used, not the library around it.
     for packages in ([SERVER, "--no-deps"], REQUIREMENTS[str(wanted["device"])]):

@@ -15,11 +15,14 @@ from pathlib import Path
 from types import FrameType
 
 from sentport.errors import SentportError
+from sentport.hardware import cuda_devices
 from triton_repo.repository_cli import add_batching, batching
 
 DESCRIPTION = "Serve a bundle with a Triton server on this machine, until Ctrl-C or SIGTERM."
 EXAMPLE = "sentport serve my-model.bundle --http-port 8000 --threads 4"
 
+# Libraries that the server looks for on every machine, and reports as an error on one without a GPU.
+_NOT_MISSED = ("CudaDriverHelper", "NVML")
 _RUN_KIND = "sentport-serve"
 
 
@@ -60,6 +63,10 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
     from triton_repo.repository import write_repository
     from triton_repo.server import TritonServer
 
+    if arguments.device == "cuda" and not cuda_devices():  # before its gigabytes are installed
+        raise SentportError(
+            "device cuda was asked for, but no CUDA device or driver was found; `sentport doctor` says more"
+        )
     if not arguments.quiet:
         logging.getLogger("triton_repo").setLevel(logging.DEBUG if arguments.verbose else logging.INFO)
     # Before the environment, which can take minutes: a bundle that is none is said at once.
@@ -107,7 +114,8 @@ def _forward(line: str) -> None:
 
 
 def _forward_errors(line: str) -> None:
-    if line.startswith(("E", "error: ", "sentport: ")):
+    told = line.startswith(("E", "error: ", "sentport: "))
+    if told and not any(name in line for name in _NOT_MISSED):
         _forward(line)
 
 

@@ -44,6 +44,7 @@ HTTP_OK = 200
 NO_HTTP = "what came back is no HTTP"
 _UNAVAILABLE = ("StatusCode.UNAVAILABLE", "503")
 _TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", TIMED_OUT)
+_NO_VERSION = "has no available versions"
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -102,8 +103,10 @@ def judged(message: str, status: str | None, seconds: float) -> ServerError:
     """
     if status in _TIMED_OUT:
         return ServerError(f"no answer within {seconds:.3g} s", transient=False)
-    # Encoding changes nothing on the server, so an answer that got lost may be asked for again.
-    return ServerError(" ".join(message.split()), transient=status is None or status in _UNAVAILABLE)
+    # Encoding changes nothing on the server, so an answer that got lost may be asked for again. A server that is ending
+    # says that it has no version of the model.
+    transient = status is None or status in _UNAVAILABLE or _NO_VERSION in message
+    return ServerError(" ".join(message.split()), transient=transient)
 
 
 def load_library(name: str) -> Any:

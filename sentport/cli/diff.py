@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", metavar="FILE", help="UTF-8 text, one a line (default: the bundle's parity texts)")
     parser.add_argument("--min-cosine", type=float, default=0.9999, help="vectors agree from here up (default 0.9999)")
     parser.add_argument("--neighbours", type=int, default=10, metavar="K", help="neighbours of a text (default 10)")
-    parser.add_argument("--precision", nargs=2, default=["auto", "auto"], metavar=("OF_A", "OF_B"))
+    parser.add_argument(
+        "--precision", nargs=2, default=["auto", "auto"], metavar=("OF_A", "OF_B"), help="default: auto auto"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--threads", type=int, help="compute threads (default: the cores allowed)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -38,7 +38,7 @@ def test_block(number: int, folder: Path) -> None:
         return
     if "pip install" in text:
         declared = (ROOT / "pyproject.toml").read_text()
-        extras = re.findall(r"sentport\[(\w+)\]", text)
+        extras = re.findall(r"\.\[(\w+)\]", text)
         assert extras
         assert all(f"\n{extra} = [" in declared for extra in extras)
         return

@@ -17,7 +17,7 @@ from sentport.errors import InputError, SentportError, TruncationError
 from triton_repo import client as client_module
 from triton_repo import client_core, wire
 from triton_repo.client import Client
-from triton_repo.transport import Request, ServerError, Tensors
+from triton_repo.transport import Request, ServerError, Tensors, judged
 
 INFO = EncoderInfo(4, 8, {"query": "q "}, None, "cosine", "f", "onnxruntime", "fp32", "padded", "cpu", 1, 2)
 OUTPUTS = (wire.EMBEDDING, wire.TOKENS, wire.TRUNCATED, wire.INFO)
@@ -214,3 +214,18 @@ def test_wrong_address_is_seen_at_once(url: str, protocol: str, message: str) ->
 
 def test_address_as_serve_prints_it() -> None:
     assert client_core.bare_address("http://127.0.0.1:8000/", "http") == "127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "transient"),
+    [
+        ("connection refused", None, True),
+        ("the server is busy", "StatusCode.UNAVAILABLE", True),
+        ("Request for unknown model: 'm' has no available versions", "StatusCode.NOT_FOUND", True),  # it is ending
+        ("Request for unknown model: 'm' is not found", "StatusCode.NOT_FOUND", False),
+        ("bad input", "400", False),
+        ("slow", "StatusCode.DEADLINE_EXCEEDED", False),
+    ],
+)
+def test_what_may_be_sent_again(message: str, status: str | None, transient: bool) -> None:
+    assert judged(message, status, 1.0).transient is transient

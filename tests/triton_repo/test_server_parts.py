@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import socket
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sentport.errors import SentportError
+from triton_repo import serve_cli, supervisor
 from triton_repo import server as server_module
-from triton_repo import supervisor
 from triton_repo.environment import ServerEnvironment
 from triton_repo.server import TritonServer, is_loopback, reason_in
 
@@ -121,3 +122,25 @@ def test_sweep_knows_the_living_from_the_dead(tmp_path: Path) -> None:
     for name in names.values():
         (tmp_path / name).touch()
     assert {path.name for path in supervisor.sweep(tmp_path, "kind")} == {names["reused pid"], names["dead"]}
+
+
+def test_quiet_serve_tells_errors_and_not_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        "I1130 00:51:45.1 23856 server.cc:24] started",
+        'E1130 00:51:45.2 23856 server.cc:241] "CudaDriverHelper has not been initialized."',
+        "Error: Failed to initialize NVML",
+        "E1130 00:51:45.3 23856 model.cc:24] the model is broken",
+    ):
+        serve_cli._forward_errors(line)
+    assert capsys.readouterr().err == "E1130 00:51:45.3 23856 model.cc:24] the model is broken\n"
+
+
+def test_cuda_without_a_device_is_refused_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_cli, "cuda_devices", lambda: [])
+    parser = argparse.ArgumentParser()
+    serve_cli.add_arguments(parser)
+    with pytest.raises(SentportError, match="device cuda was asked for, but no CUDA device"):
+        serve_cli.run(parser.parse_args([str(tmp_path), "--device", "cuda", "--server-env", str(tmp_path / "env")]))
+    assert not (tmp_path / "env").exists()
