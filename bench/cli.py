@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sentport.cli.steps import add_step, add_steps, run_step
+
 if TYPE_CHECKING:
     from sentport.scheduler import BatchPolicy
 
@@ -23,18 +25,17 @@ EXAMPLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two steps and their options."""
-    steps = parser.add_subparsers(dest="step", metavar="run|report", required=True)
-    _add_run(_step(steps, "run", "measure and write raw records, a new file for every run", run_step))
-    _add_report(_step(steps, "report", "raw records to a table and a page", report_step))
+    steps = add_steps(parser, "run|report")
+    _add_run(add_step(steps, "run", "measure and write raw records, a new file for every run", EXAMPLE, measure_step))
+    _add_report(add_step(steps, "report", "raw records to a table and a page", EXAMPLE, report_step))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the step asked for."""
-    step: Callable[[argparse.Namespace], int] = arguments.do
-    return step(arguments)
+    return run_step(arguments)
 
 
-def run_step(arguments: argparse.Namespace) -> int:
+def measure_step(arguments: argparse.Namespace) -> int:
     """Measure; the raw file's path goes to stdout."""
     from sentport.errors import SentportError
     from sentport.hardware import available_cores
@@ -92,27 +93,6 @@ def report_step(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _step(
-    steps: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    help_line: str,
-    do: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    parser = steps.add_parser(
-        name,
-        help=help_line,
-        description=f"{help_line[0].upper()}{help_line[1:]}.",
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(do=do)
-    # Without a default of its own, so that -q in front of the step's name is not undone.
-    for short, long, text in (("-v", "--verbose", "say more"), ("-q", "--quiet", "say only what failed")):
-        parser.add_argument(short, long, action="store_true", default=argparse.SUPPRESS, help=text)
-    return parser
-
-
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", metavar="DIR", type=Path, required=True, help="the source model, whose vectors are right")
@@ -122,8 +102,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     add("--texts", metavar="N", type=int, help="texts to draw from it (default: all)")
     add("--out", metavar="DIR", type=Path, required=True, help="folder for the raw file")
-    add("--contestants", default="sentence-transformers,torch,onnxruntime,triton", help="comma-separated (all)")
-    add("--policies", default="one-by-one,arrival,smart,token-budget", help="comma-separated (all)")
+    add("--contestants", default="sentence-transformers,torch,onnxruntime,triton", help="comma-separated (%(default)s)")
+    add("--policies", default="one-by-one,arrival,smart,token-budget", help="comma-separated (%(default)s)")
     add("--tokenisation", choices=("inside", "both"), default="both", help="both adds rows without it (%(default)s)")
     add("--flat", action=argparse.BooleanOptionalAction, default=True, help="texts of one length too (yes)")
     add("--triton", metavar="URL", action="append", default=[], help="http://host:port, or host:port for gRPC; repeats")

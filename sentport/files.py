@@ -19,13 +19,21 @@ def folder_written_aside(out: Path) -> Iterator[Path]:
     aside.mkdir()
     try:
         yield aside
-        old = out.parent / f".{out.name}.old-{os.getpid()}"
-        if out.exists():
-            out.rename(old)
-        aside.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
+        replace_folder(aside, out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def replace_folder(new: Path, out: Path) -> None:
+    """Rename a finished folder to ``out``, in place of what is there.
+
+    What a killed process had moved out of the way goes too, now that there is something newer.
+    """
+    if out.exists():
+        out.rename(out.parent / f".{out.name}.old-{os.getpid()}")
+    new.rename(out)
+    for old in out.parent.glob(f".{out.name}.old-*"):
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sweep(out: Path) -> None:

@@ -3,86 +3,146 @@
 from __future__ import annotations
 
 import argparse
-import io
+import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from sentport.bulk.inputs import Inputs
+    from sentport.bulk.job import Options
+    from sentport.bulk.manifest import Manifest
+    from sentport.bulk.output import Output
 
-DESCRIPTION = "Turn lines of UTF-8 text into vectors: one row a line, in order, as a .npy file."
-EXAMPLE = "sentport encode minilm.bundle --input texts.txt --output vectors.npy"
+DESCRIPTION = """\
+Turn texts into vectors: a few lines, or millions.
+
+Inputs are plain lines of UTF-8, .csv, .tsv, .jsonl or .parquet, by their names. Outputs are a .npy file with a row a
+line, a .parquet file, or a folder of Parquet shards; what made them lies beside the vectors. A run that is killed goes
+on where it was when the same command is given again. Rows that cannot be encoded are listed in a side file."""
+EXAMPLE = "sentport encode minilm.bundle --input 'texts/*.csv' --column sentence --output vectors/"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("source", metavar="BUNDLE", help="bundle folder, or a checkpoint folder (engine torch)")
-    parser.add_argument("--input", metavar="FILE", required=True, help="UTF-8 text, one a line; - = standard input")
-    parser.add_argument("--output", metavar="FILE", required=True, help=".npy file to make; - = standard output")
-    parser.add_argument("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
-    parser.add_argument("--dim", type=int, help="cut vectors to this many values")
-    parser.add_argument("--engine", default="auto", help="auto, onnxruntime or torch")
-    parser.add_argument("--precision", default="auto", help="auto = fp32 where there is one")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--threads", type=int, help="compute threads (default: the cores allowed)")
-    parser.add_argument("--on-truncate", default="warn", help="warn, error or allow")
-    parser.add_argument("--force", action="store_true", help="replace an existing output file")
+    reading = parser.add_argument_group("input")
+    reading.add_argument(
+        "--input", metavar="FILE", nargs="+", required=True, help="files or quoted patterns, in order; - = stdin"
+    )
+    reading.add_argument("--format", choices=("lines", "csv", "tsv", "jsonl", "parquet"), help="default: by name")
+    reading.add_argument("--column", metavar="NAME", help="column of the text (default: text)")
+    reading.add_argument("--id-column", metavar="NAME", help="column of the ids (default: input positions from 0)")
+    reading.add_argument("--on-bad", default="skip", choices=("skip", "stop"), help="rows that cannot be encoded")
+    reading.add_argument("--on-truncate", default="warn", help="warn, error (over-long texts are bad rows) or allow")
+    writing = parser.add_argument_group("output")
+    writing.add_argument(
+        "--output", metavar="PATH", required=True, help=".npy, .parquet, or a folder; - = .npy to stdout"
+    )
+    writing.add_argument("--store", default="float32", help="float32, float16, int8 or binary")
+    writing.add_argument("--keep-text", action="store_true", help="store the texts beside the vectors")
+    writing.add_argument("--shard-rows", type=int, default=65_536, help="input rows of a shard (default: 65536)")
+    writing.add_argument("--force", action="store_true", help="replace an existing output, drop another unfinished run")
+    encoding = parser.add_argument_group("encoding")
+    encoding.add_argument("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
+    encoding.add_argument("--dim", type=int, help="cut vectors to this many values")
+    encoding.add_argument("--engine", default="auto", help="auto, onnxruntime or torch")
+    encoding.add_argument("--precision", default="auto", help="auto = fp32 where there is one")
+    encoding.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    encoding.add_argument("--threads", type=int, help="compute threads (default: the cores allowed)")
+    encoding.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="local",
+        help="encode on a Ray cluster (extra scale), or on a local one without an address; all machines see the paths",
+    )
+    encoding.add_argument("--workers", type=int, help="encoders on the Ray cluster (default: one a machine, or a GPU)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode and write."""
-    from sentport.encoder import Encoder
-    from sentport.inputs import read_lines
+    from sentport.bulk.inputs import find_inputs
+    from sentport.bulk.job import Options
+    from sentport.errors import SentportError
 
+    inputs = find_inputs(arguments.input, kind=arguments.format, column=arguments.column, id_column=arguments.id_column)
+    options = Options(
+        prompt=arguments.prompt,
+        dim=arguments.dim,
+        stored=arguments.store,
+        texts=arguments.keep_text,
+        part_rows=arguments.shard_rows,
+        on_truncate=arguments.on_truncate,
+        stop_on_bad=arguments.on_bad == "stop",
+    )
+    if arguments.ray is not None and arguments.output == "-":
+        raise SentportError("workers cannot write to this process's standard output; name a file or folder")
     if arguments.output != "-":
-        _check_output(Path(arguments.output), arguments.input, arguments.force)
-    texts = read_lines(arguments.input)
+        return _encode(arguments, inputs, arguments.output, options)
+    with TemporaryDirectory(prefix="sentport-") as folder:
+        file = Path(folder) / "stdout.npy"
+        code = _encode(arguments, inputs, str(file), options)
+        with file.open("rb") as whole:
+            shutil.copyfileobj(whole, sys.stdout.buffer)
+        return code
+
+
+def _encode(arguments: argparse.Namespace, inputs: Inputs, name: str, options: Options) -> int:
+    from sentport.bulk.output import find_output, refuse_taken
+
+    output = find_output(name)
+    options.check(output, inputs)
+    refuse_taken(output, inputs, force=arguments.force)
+    manifest, where = (_encode_here if arguments.ray is None else _encode_on_ray)(arguments, inputs, output, options)
+    if not arguments.quiet:
+        print(
+            f"{manifest.rows} vectors of {manifest.dim}: engine {manifest.engine}, {manifest.precision}, "
+            f"{manifest.device}, {where}, fingerprint {manifest.fingerprint[:12]}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _encode_here(
+    arguments: argparse.Namespace, inputs: Inputs, output: Output, options: Options
+) -> tuple[Manifest, str]:
+    from sentport.bulk.job import encode_files
+    from sentport.encoder import Encoder
+
     with Encoder(
         arguments.source,
         engine=arguments.engine,
         precision=arguments.precision,
         threads=arguments.threads,
         device=arguments.device,
-        on_truncate=arguments.on_truncate,
     ) as encoder:
-        vectors = encoder.encode(texts, prompt=arguments.prompt, dim=arguments.dim, progress=not arguments.quiet)
-        info = encoder.info
-    _write(vectors, arguments.output)
-    if not arguments.quiet:
-        print(
-            f"{vectors.shape[0]} vectors of {vectors.shape[1]}: engine {info.engine}, {info.precision}, {info.device}, "
-            f"{info.sessions} x {info.threads} threads, fingerprint {info.fingerprint[:12]}",
-            file=sys.stderr,
-        )
-    return 0
+        progress = not arguments.quiet
+        manifest = encode_files(encoder, inputs, output, options, force=arguments.force, progress=progress)
+        return manifest, f"{encoder.info.sessions} x {encoder.info.threads} threads"
 
 
-def _check_output(output: Path, source: str, force: bool) -> None:
-    from sentport.errors import SentportError
+def _encode_on_ray(
+    arguments: argparse.Namespace, inputs: Inputs, output: Output, options: Options
+) -> tuple[Manifest, str]:
+    from sentport.bulk.ray_job import Opening, encode_files_on_ray
 
-    if not output.parent.is_dir():
-        raise SentportError(f"{output.parent} is not a folder, so {output} cannot be written; make it first")
-    if not output.exists():
-        return
-    if not output.is_file():
-        raise SentportError(f"{output} is not a file that can be replaced; name another, or - for standard output")
-    if source != "-" and Path(source).exists() and output.samefile(source):
-        raise SentportError(f"{output} is the input itself; name another file")
-    if not force:
-        raise SentportError(f"{output} exists; add --force to replace it, or name another file")
-
-
-def _write(vectors: NDArray[np.float32], output: str) -> None:
-    import numpy as np
-
-    if output == "-":
-        buffer = io.BytesIO()  # numpy's own writing to a file tells a closed pipe as lost bytes
-        np.save(buffer, vectors)
-        sys.stdout.buffer.write(buffer.getbuffer())
-        return
-    from sentport.files import file_written_aside
-
-    with file_written_aside(Path(output).resolve()) as aside, aside.open("wb") as file:
-        np.save(file, vectors)
+    opening = Opening(
+        source=str(Path(arguments.source).resolve()),
+        engine=arguments.engine,
+        precision=arguments.precision,
+        threads=arguments.threads,
+        device=arguments.device,
+    )
+    manifest, workers = encode_files_on_ray(
+        opening,
+        inputs,
+        output,
+        options,
+        address=arguments.ray,
+        workers=arguments.workers,
+        force=arguments.force,
+        progress=not arguments.quiet,
+    )
+    return manifest, f"{workers} workers"

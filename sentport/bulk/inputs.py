@@ -1,0 +1,289 @@
+"""The texts to encode, row by row: lines, CSV, JSON lines and Parquet, of which a bad row is told, never raised."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from sentport.errors import SentportError
+from sentport.inputs import bad_rows
+
+DEFAULT_COLUMN = "text"
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+STDIN = "-"
+
+
+class Row(NamedTuple):
+    """One row of the input.
+
+    Attributes:
+        text: The text; None for a bad row.
+        id: What the id column holds; None without one.
+        file: Number of its file.
+        line: Where it ends in the file, counted from 1: a line, or a row of a Parquet file.
+        end: Where the next row starts: a byte, or a row of a Parquet file.
+        reason: Why it cannot be encoded; None for a good row.
+    """
+
+    text: str | None
+    id: int | str | None
+    file: int
+    line: int
+    end: int
+    reason: str | None
+
+
+class Mark(NamedTuple):
+    """A place between two rows from which reading can start: file, offset as ``Row.end``, lines before it."""
+
+    file: int = 0
+    offset: int = 0
+    line: int = 0
+
+
+START = Mark()
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Files of texts, in order.
+
+    Attributes:
+        files: Names; ``-`` = standard input.
+        formats: Of each file: ``lines``, ``csv``, ``tsv``, ``jsonl`` or ``parquet``.
+        column: Column that holds the text, where a format has columns.
+        id_column: Column that holds the ids; None = rows are known by position.
+        text_ids: Whether ids are text: all but positions and the integer columns of Parquet files.
+    """
+
+    files: tuple[str, ...]
+    formats: tuple[str, ...]
+    column: str
+    id_column: str | None
+    text_ids: bool
+
+    def rows(self, start: Mark = START) -> Iterator[Row]:
+        """All rows from a mark on, those that cannot be encoded with their reason.
+
+        Raises:
+            SentportError: When a file cannot be read, or has no such column.
+        """
+        offset, line = start.offset, start.line
+        for number in range(start.file, len(self.files)):
+            try:
+                yield from self._read(number, offset, line)
+            except OSError as error:
+                raise _unreadable(self.files[number], error) from error
+            offset = line = 0
+
+    def weights(self) -> list[tuple[int, int]] | None:
+        """Of each file its bytes and the ``Row.end`` of its last row, to tell progress; None when not known."""
+        paths = [Path(name) for name in self.files]
+        if any(name == STDIN for name in self.files) or not all(path.is_file() for path in paths):
+            return None
+        sizes = [path.stat().st_size for path in paths]
+        return [
+            (size, _parquet_rows(path) if kind == "parquet" else size)
+            for path, size, kind in zip(paths, sizes, self.formats, strict=True)
+        ]
+
+    def _read(self, number: int, offset: int, line: int) -> Iterator[Row]:
+        name, kind = self.files[number], self.formats[number]
+        if kind == "parquet":
+            from sentport.bulk.parquet_input import parquet_rows
+
+            yield from parquet_rows(self, number, offset)
+            return
+        readers = {"lines": _read_lines, "csv": _read_csv, "tsv": _read_csv, "jsonl": _read_json_lines}
+        with _open(name) as file:
+            yield from readers[kind](_Lines(file, number, offset, line), self)
+
+
+def find_inputs(
+    names: Sequence[str], *, kind: str | None = None, column: str | None = None, id_column: str | None = None
+) -> Inputs:
+    """The files that names and patterns stand for, in the order given, those of a pattern sorted.
+
+    Args:
+        names: File names, glob patterns, or ``-``.
+        kind: Format of all of them; None = by the ends of their names, plain lines where they say nothing.
+        column: Column of the text; None = ``text``.
+        id_column: Column of the ids; None = positions.
+
+    Raises:
+        SentportError: For a pattern that matches nothing, or a column where there are none.
+    """
+    files: list[str] = []
+    for name in names:
+        found = [name] if name == STDIN or Path(name).exists() else sorted(glob.glob(name, recursive=True))
+        if not found and glob.has_magic(name):
+            raise SentportError(f"no file matches {name}; expected a file name, a pattern, or -")
+        files += found or [name]
+    formats = tuple(kind or FORMATS.get(Path(name).suffix.lower(), "lines") for name in files)
+    for name, one in zip(files, formats, strict=True):
+        _check_file(name)
+        if one == "lines" and (column or id_column):
+            raise SentportError(f"{name} is plain lines and has no columns; leave the column out, or name its --format")
+        if one == "parquet" and name == STDIN:
+            raise SentportError("Parquet cannot be read from standard input; name the file")
+    return Inputs(tuple(files), formats, column or DEFAULT_COLUMN, id_column, _text_ids(files, formats, id_column))
+
+
+def _text_ids(files: Sequence[str], formats: Sequence[str], column: str | None) -> bool:
+    if column is None or any(kind != "parquet" for kind in formats):
+        return column is not None
+    from sentport.bulk.parquet_input import is_integer_column
+
+    return not all(is_integer_column(name, column) for name in files)
+
+
+def _check_file(name: str) -> None:
+    """What can be told before anything is encoded; a pipe is not opened, since that would wait for its writer."""
+    try:
+        if name != STDIN and not Path(name).is_fifo():
+            _open(name).close()
+    except OSError as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: OSError) -> SentportError:
+    return SentportError(f"{name} cannot be read ({error.strerror or error}); expected a file of texts, or -")
+
+
+def check_text(text: object, identifier: object, inputs: Inputs) -> tuple[str | None, int | str | None, str | None]:
+    """A row's text, id and reason for being bad: what is no text, or has no id where ids are asked for."""
+    if inputs.id_column is None:
+        known: int | str | None = None
+    elif type(identifier) in (int, str):
+        known = identifier if not inputs.text_ids else str(identifier)  # type: ignore[assignment]
+    else:
+        return None, None, f"id is {'null' if identifier is None else type(identifier).__name__}, not text or integer"
+    if text is None:
+        return None, known, "null"
+    reason = bad_rows([text], surrogates=True).get(0)
+    return (None, known, reason) if reason or not isinstance(text, str) else (text, known, None)
+
+
+class _Lines:
+    """The lines of a file as bytes, with the number of the last one and the byte after it."""
+
+    def __init__(self, file: IO[bytes], number: int, offset: int, line: int) -> None:
+        self.file, self.number, self.end, self.line = file, number, offset, line
+        if offset:
+            file.seek(offset)
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> bytes:
+        raw = next(self.file)
+        first = self.end == 0
+        self.end += len(raw)
+        self.line += 1
+        return raw.removeprefix(b"\xef\xbb\xbf") if first else raw
+
+    def row(self, text: str | None, identifier: int | str | None, reason: str | None) -> Row:
+        return Row(text, identifier, self.number, self.line, self.end, reason)
+
+
+def _open(name: str) -> IO[bytes]:
+    if name != STDIN:
+        return open(name, "rb")
+    if sys.stdin is None:
+        raise SentportError("standard input is closed; expected text there, or a file name")
+    return open(sys.stdin.fileno(), "rb", closefd=False)
+
+
+def _read_lines(lines: _Lines, _inputs: Inputs) -> Iterator[Row]:
+    for raw in lines:
+        try:
+            text = raw.removesuffix(b"\n").removesuffix(b"\r").decode()
+        except UnicodeDecodeError:
+            yield lines.row(None, None, "invalid UTF-8")
+            continue
+        yield lines.row(text, None, None)
+
+
+def _read_json_lines(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
+    checked = False
+    for raw in lines:
+        if not raw.strip():  # as the format allows between records
+            continue
+        try:
+            values = json.loads(raw.decode())
+        except UnicodeDecodeError:
+            yield lines.row(None, None, "invalid UTF-8")
+            continue
+        except (ValueError, RecursionError):
+            yield lines.row(None, None, "not JSON")
+            continue
+        if not isinstance(values, dict):
+            yield lines.row(None, None, f"{type(values).__name__}, not an object")
+            continue
+        if not checked:
+            check_columns(list(values), inputs, lines.number)
+            checked = True
+        identifier = None if inputs.id_column is None else values.get(inputs.id_column)
+        yield lines.row(*check_text(values.get(inputs.column), identifier, inputs))
+
+
+def _read_csv(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # the module's limit of 128 kB would end the file at a long text
+    tabs = inputs.formats[lines.number] == "tsv"
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    header = _csv_header(inputs, lines, options)
+    check_columns(header, inputs, lines.number)
+    place = header.index(inputs.column)
+    id_place = None if inputs.id_column is None else header.index(inputs.id_column)
+    reader = csv.reader((raw.decode(errors="surrogateescape") for raw in lines), **options)
+    while True:
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield lines.row(None, None, f"not CSV: {error}")
+            continue
+        if not values:  # an empty line between records
+            continue
+        text = values[place] if place < len(values) else None
+        identifier = values[id_place] if id_place is not None and id_place < len(values) else None
+        text, known, reason = check_text(text, identifier, inputs)
+        yield lines.row(text, known, "invalid UTF-8" if reason == "lone surrogate" else reason)
+
+
+def _csv_header(inputs: Inputs, lines: _Lines, options: dict[str, Any]) -> list[str]:
+    """The first record; read from the start of the file where reading goes on further down."""
+    if lines.end == 0:
+        return _first_record(lines, options)
+    with _open(inputs.files[lines.number]) as file:
+        return _first_record(_Lines(file, lines.number, 0, 0), options)
+
+
+def _first_record(lines: _Lines, options: dict[str, Any]) -> list[str]:
+    return next(csv.reader((raw.decode(errors="replace") for raw in lines), **options), [])
+
+
+def check_columns(found: Sequence[str], inputs: Inputs, number: int) -> None:
+    """Refuse a file that lacks a column that is asked for.
+
+    Raises:
+        SentportError: Listing the columns found.
+    """
+    for wanted in (inputs.column, inputs.id_column):
+        if wanted is not None and wanted not in found:
+            held = f"it has {', '.join(found)}" if found else "it has none"
+            raise SentportError(f"{inputs.files[number]} has no column {wanted!r}; {held}")
+
+
+def _parquet_rows(path: Path) -> int:
+    from sentport.bulk.arrow import open_parquet
+
+    with open_parquet(path) as file:
+        return int(file.metadata.num_rows)

@@ -1,0 +1,158 @@
+"""Where a bulk run's vectors go, and how they get there: the output is put in place whole, at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sentport.bulk.blocks import BadRow
+from sentport.bulk.inputs import STDIN, Inputs
+from sentport.bulk.journal import JOURNAL_FILE, Journal, is_publishing, remove
+from sentport.bulk.manifest import Manifest, Part, read_manifest
+from sentport.bulk.parts import join_npy, join_parquet
+from sentport.bulk.store import MANIFEST_FILE, sidecar
+from sentport.errors import SentportError
+from sentport.files import replace_folder
+
+BAD_ROWS_FILE = "bad-rows.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A ``.npy`` file, a ``.parquet`` file, or a folder of Parquet files.
+
+    Attributes:
+        path: Where it will be; links are followed.
+        kind: ``npy``, ``parquet`` or ``folder``.
+    """
+
+    path: Path
+    kind: str
+
+    @property
+    def job_folder(self) -> Path:
+        """Where a run's parts lie until it is finished."""
+        return self.path.with_name(f".{self.path.name}.job")
+
+    @property
+    def bad_rows(self) -> Path:
+        """The side file with the rows that could not be encoded."""
+        return self.path / BAD_ROWS_FILE if self.kind == "folder" else Path(f"{self.path}.bad.jsonl")
+
+
+def find_output(name: str | Path) -> Output:
+    """The output that a name stands for, by its end."""
+    path = Path(name).resolve()
+    return Output(path, {".npy": "npy", ".parquet": "parquet"}.get(path.suffix, "folder"))
+
+
+def refuse_taken(output: Output, inputs: Inputs, *, force: bool) -> None:
+    """Refuse, before anything is encoded, an output that must not or may not be replaced.
+
+    Raises:
+        SentportError: When it holds something, unless ``force``; when it is not ours to replace in any case.
+    """
+    path = output.path
+    if not path.parent.is_dir():
+        raise SentportError(f"{path.parent} is not a folder, so {path} cannot be written; make it first")
+    if output.job_folder.is_dir() and not (output.job_folder / JOURNAL_FILE).is_file():
+        remove(output.job_folder)  # a run that was killed at its very end
+    if not path.exists():
+        return
+    if any(name != STDIN and path.samefile(name) for name in inputs.files):
+        raise SentportError(f"{path} is the input itself; name another file")
+    if output.kind == "folder":
+        _refuse_folder(path, force=force)
+    elif not path.is_file():
+        raise SentportError(f"{path} is not a file that can be replaced; name another, or - for standard output")
+    elif not force and not is_publishing(output.job_folder):
+        raise SentportError(f"{path} exists; add --force to replace it, or name another file")
+
+
+def _refuse_folder(path: Path, *, force: bool) -> None:
+    if not path.is_dir():
+        raise SentportError(f"{path} is not a folder; name a .npy or .parquet file, or a new folder for shards")
+    found = {child.name for child in path.iterdir()}
+    if not found:
+        return
+    described = path / MANIFEST_FILE
+    held = read_manifest(described.read_bytes(), str(described)) if described.is_file() else None
+    ours = {MANIFEST_FILE, BAD_ROWS_FILE, JOURNAL_FILE, *(part.file for part in held.parts)} if held else set()
+    if held is None or found - ours:
+        raise SentportError(f"{path} is a folder with other things in it; name a new folder")
+    (path / JOURNAL_FILE).unlink(missing_ok=True)  # of a run that was killed at its very end
+    if not force:
+        raise SentportError(
+            f"{path} holds {held.rows} vectors of {held.source} (fingerprint {held.fingerprint[:12]}); "
+            "add --force to replace them, or name another folder"
+        )
+
+
+def publish(output: Output, journal: Journal, inputs: Inputs) -> Manifest:
+    """Put the finished parts in place as the output, and remove the job's folder."""
+    records = [journal.records[number] for number in sorted(journal.records)]
+    bad = [row for record in records for row in record.bad]
+    job, folder = journal.job, journal.folder
+    parts = [Part(job.part_name(record.part), record.rows, record.size) for record in records]
+    manifest = Manifest(
+        fingerprint=job.fingerprint,
+        source=job.source,
+        similarity=job.similarity,
+        dim=job.dim,
+        precision=job.precision,
+        engine=job.engine,
+        device=job.device,
+        stored=job.stored,
+        prompt=job.prompt,
+        ids=job.ids,
+        texts=job.texts,
+        rows=sum(part.rows for part in parts),
+        bad_rows=len(bad),
+        truncated=sum(record.truncated for record in records),
+        input={"files": list(inputs.files), "column": job.column},
+        parts=tuple(parts) if output.kind == "folder" else (),
+    )
+    journal.sweep()
+    journal.mark_publishing()
+    if output.kind == "folder":
+        _write_bad_rows(folder / BAD_ROWS_FILE, bad)
+        (folder / MANIFEST_FILE).write_text(manifest.to_json() + "\n", encoding="utf-8")
+        replace_folder(folder, output.path)
+        (output.path / JOURNAL_FILE).unlink()
+    else:
+        _publish_file(output, [folder / part.file for part in parts], manifest, bad, text_ids=job.text_ids)
+        remove(folder)
+    return manifest
+
+
+def _publish_file(
+    output: Output, parts: Sequence[Path], manifest: Manifest, bad: Sequence[BadRow], *, text_ids: bool
+) -> None:
+    whole = output.job_folder / "whole"
+    beside = sidecar(output.path)
+    if output.kind == "npy":
+        with whole.open("wb") as file:
+            join_npy(parts, file, manifest)
+        beside.unlink(missing_ok=True)  # vectors never stand beside the manifest of others
+    else:
+        join_parquet(parts, whole, manifest, text_ids=text_ids)
+    listed = output.job_folder / BAD_ROWS_FILE
+    if _write_bad_rows(listed, bad):
+        listed.rename(output.bad_rows)
+    else:
+        output.bad_rows.unlink(missing_ok=True)
+    whole.rename(output.path)
+    if output.kind == "npy":
+        described = output.job_folder / MANIFEST_FILE
+        described.write_text(manifest.to_json() + "\n", encoding="utf-8")
+        described.rename(beside)
+
+
+def _write_bad_rows(path: Path, bad: Sequence[BadRow]) -> bool:
+    """Write the side file, where there is something to tell."""
+    if bad:
+        lines = (json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in bad)
+        path.write_text("".join(lines), encoding="utf-8", errors="replace")
+    return bool(bad)
