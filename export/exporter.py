@@ -153,7 +153,8 @@ def suite_from_source(
         source,
         pooling=pooling_name(spec.modules) if plain else None,
         normalize=spec.normalized if plain else spec.normalized or None,
-        dim=spec.dim,
+        # A cut behind Normalize is the checkpoint's own, which it makes again by itself.
+        dim=None if [module["type"] for module in spec.modules[-2:]] == ["Normalize", "Truncate"] else spec.dim,
         max_tokens=spec.max_tokens if spec.max_tokens_source == ASKED else None,
         revision=revision,
         trust_remote_code=trust_remote_code,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from sentport.bundle import ModelSpec
 from sentport.errors import CheckpointError
+from sentport.inputs import bad_rows
+from sentport.modeling.chain import ChainModule, Truncate
 from sentport.modeling.hub import Source, locate
 from sentport.modeling.length_limit import length_limit
-from sentport.modeling.modules import ChainOptions, read_chain
+from sentport.modeling.modules import ChainOptions, read_chain, width
 from sentport.modeling.own_code import own_code
 from sentport.modeling.sentence_model import SentenceModel
 from sentport.modeling.source_files import (
@@ -34,6 +37,7 @@ from sentport.modeling.source_tokenizer import (
 )
 from sentport.modeling.transformer import load_transformer, transformer_config
 
+_SAVED_CUT = "truncate_dim in config_sentence_transformers.json"
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -115,6 +119,7 @@ def _load(source: Source, asked: _Asked) -> Checkpoint:
     saved = read_json(folder / "config_sentence_transformers.json", missing_ok=True) or {}
     _refuse_unknown_model(saved, folder)
     chain = read_chain(folder, modules, config.hidden_size, asked.chain)
+    chain, cut = _with_saved_cut(chain, saved) if asked.chain.dim is None else (chain, [])
     tokenizer = load_tokenizer(where, settings.lower_case, bool(code))
     transformer, remarks = load_transformer(where, config, asked.attention, single_text_types(tokenizer), bool(code))
     check_ids(tokenizer, transformer.vocabulary, folder)
@@ -122,6 +127,8 @@ def _load(source: Source, asked: _Asked) -> Checkpoint:
     model = SentenceModel(transformer, chain).eval()
     definition = plain_definition(tokenizer)
     similarity, told = _similarity(saved)
+    if model.uses_pooling_mask:
+        _check_special(tokenizer, definition, folder)
     spec = ModelSpec(
         source=source.name,
         revision=source.commit,
@@ -142,7 +149,7 @@ def _load(source: Source, asked: _Asked) -> Checkpoint:
         *remarks,
         *padding_remarks(tokenizer),
         *limit.remarks,
-        *_saved_cut(saved),
+        *cut,
         *told,
     ]
     return Checkpoint(model, spec, tokenizer, definition, tuple(remarks))
@@ -174,18 +181,35 @@ def _refuse_unknown_model(saved: Mapping[str, Any], folder: Path) -> None:
         raise CheckpointError(f"{folder} is a {saved['model_type']}; expected a SentenceTransformer")
     prompts = saved.get("prompts") or {}
     texts = prompts.values() if isinstance(prompts, dict) else [0]
-    if not all(text is None or isinstance(text, str) for text in texts):
+    if bad_rows([text for text in texts if text is not None], surrogates=True):
         raise CheckpointError(f"{folder} has prompts {prompts!r}; expected texts by name")
     default = saved.get("default_prompt_name")
+    if default == "":  # which stands for no prompt when a caller names it
+        raise CheckpointError(f"{folder} has a default prompt whose name is empty; give it a name")
     if default is not None and default not in prompts:
         raise CheckpointError(f"{folder} has the default prompt {default!r}, which is not among its prompts")
 
 
-def _saved_cut(saved: Mapping[str, Any]) -> list[str]:
-    """What to tell about a saved width: sentence-transformers saves none, and takes no notice of one."""
+def _with_saved_cut(chain: list[ChainModule], saved: Mapping[str, Any]) -> tuple[list[ChainModule], list[str]]:
+    """The chain with the checkpoint's own cut behind it, as in sentence-transformers: nothing is normalised again."""
     dim = saved.get("truncate_dim")
-    told = "truncate_dim in config_sentence_transformers.json is not carried out, as in sentence-transformers"
-    return [] if dim is None else [f"{told}; --dim {dim} cuts the vectors"]
+    whole = width(chain, 0)
+    if dim is None or (type(dim) is int and dim >= whole):
+        return chain, []
+    if type(dim) is not int or dim < 1:
+        raise CheckpointError(f"{_SAVED_CUT} is {dim!r}; expected a number of values")
+    told = f"vectors are cut to {dim} of {whole} values ({_SAVED_CUT}); --dim {dim} also normalises them again"
+    return [*chain, Truncate(dim)], [told]
+
+
+def _check_special(tokenizer: PreTrainedTokenizerFast, definition: str, folder: Path) -> None:
+    """Prompt tokens are counted up to a special token at their end, so both sides must call the same ones special."""
+    ours = {token["id"] for token in json.loads(definition)["added_tokens"] if token["special"]}
+    if odd := sorted(ours ^ set(tokenizer.all_special_ids)):
+        raise CheckpointError(
+            f"{folder} leaves prompts out of pooling, but its tokenizer.json and tokenizer_config.json differ in which "
+            f"tokens are special (ids {', '.join(map(str, odd))}); save the tokenizer again with save_pretrained"
+        )
 
 
 def _similarity(saved: Mapping[str, Any]) -> tuple[str, list[str]]:

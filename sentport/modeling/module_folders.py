@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from sentport.errors import CheckpointError
@@ -77,11 +78,17 @@ def _dense(path: Path, in_dim: int) -> Dense:
 
 def _activation(path: str, where: str) -> nn.Module:
     """An activation by the name that sentence-transformers saves: a class of ``torch.nn``, without arguments."""
-    package, _, name = path.rpartition(".")
+    package, _, name = str(path).rpartition(".")
     found = getattr(nn, name, None) if package.startswith("torch.nn") else None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise CheckpointError(f"{where} has activation {path!r}; expected a class of torch.nn (remote code stays off)")
-    made = found()
+    try:
+        made = found()
+        keeps_width = made(torch.ones(1, 4)).shape == (1, 4)  # GLU halves it
+    except (TypeError, RuntimeError, ValueError, NotImplementedError):  # it needs arguments, or other inputs
+        keeps_width = False
+    if not keeps_width:
+        raise CheckpointError(f"{where} has activation {path!r}; expected one without arguments that keeps the width")
     if list(made.parameters()):
         raise CheckpointError(f"{where} has activation {path!r}, which has weights of its own: not supported yet")
     return made

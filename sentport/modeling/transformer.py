@@ -7,6 +7,7 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
@@ -37,6 +38,11 @@ def transformer_config(where: Path, own_code: bool = False) -> PretrainedConfig:
         raise CheckpointError(f"{where} is a {kind!r} model, which transformers {transformers_version} does not know")
     config = AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=own_code)
     _refuse_other_kinds(config, where, own_code)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        raise CheckpointError(
+            f"{where} has attention_type 'block_sparse', which a short text switches to full attention for good: "
+            "its vectors depend on what came before; 'original_full' in config.json exports full attention"
+        )
     if values.get("position_embedding_type", "absolute") != "absolute" and kind not in _POSITION_TYPES:
         raise CheckpointError(
             f"{where} has position_embedding_type {values['position_embedding_type']!r}, which transformers "
@@ -111,7 +117,8 @@ def load_transformer(
     transformer.config.return_dict = True
     transformer.config.output_attentions = transformer.config.output_hidden_states = False
     if getattr(transformer, "pooler", None) is not None:
-        transformer.pooler = None  # BERT's own pooler takes no part in any of our poolings
+        # BERT's own pooler takes no part in any of our poolings; some of its relatives call it all the same.
+        transformer.pooler = nn.Identity()
     backbone = Backbone(transformer, single_text_types).eval()
     if not _looks_ahead(backbone):
         raise CheckpointError(

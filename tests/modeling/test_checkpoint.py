@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import build_checkpoint, build_transformer
+from conftest import WORDS, build_checkpoint, build_transformer, save_tokenizer
 
 from sentport.errors import CheckpointError
 from sentport.modeling.checkpoint import load_checkpoint
@@ -110,9 +110,19 @@ REFUSED = [
     ("1_Pooling/config.json", {"layer": 3}, "has layer: not supported yet"),
     ("1_Pooling/config.json", {"pooling_mode": []}, "asks for pooling (none)"),
     ("2_Dense/config.json", {"activation_function": "torch.nn.PReLU"}, "has weights of its own"),
-    ("2_Dense/config.json", {"activation_function": None}, "cannot be read as a checkpoint (AttributeError"),
+    ("2_Dense/config.json", {"activation_function": None}, "activation None; expected a class of torch.nn"),
+    (
+        "2_Dense/config.json",
+        {"activation_function": "torch.nn.GLU"},
+        "expected one without arguments that keeps the width",
+    ),
+    ("2_Dense/config.json", {"activation_function": "torch.nn.LayerNorm"}, "expected one without arguments"),
+    ("config_sentence_transformers.json", {"truncate_dim": "5"}, "is '5'; expected a number of values"),
+    ("config_sentence_transformers.json", {"prompts": {"query": "\ud800"}}, "expected texts by name"),
+    ("config_sentence_transformers.json", {"default_prompt_name": "", "prompts": {"": "a"}}, "whose name is empty"),
     ("2_Dense/config.json", {"out_features": "DROP"}, "cannot be read as a checkpoint (KeyError"),
     ("config.json", {"vocab_size": 20}, "cannot be loaded"),
+    ("config.json", {"attention_type": "block_sparse"}, "its vectors depend on what came before"),
     ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "is a CrossEncoder"),
     ("config_sentence_transformers.json", {"prompts": ["a"]}, "expected texts by name"),
     ("config_sentence_transformers.json", {"default_prompt_name": "none"}, "which is not among its prompts"),
@@ -285,3 +295,26 @@ def test_bundle_is_not_a_checkpoint(tiny_bundle: Path, tmp_path: Path) -> None:
         load_checkpoint(tiny_bundle)
     with pytest.raises(CheckpointError, match="cannot be fetched from the hub"):
         load_checkpoint("nobody/no-such-model")
+
+
+def test_a_pooler_that_is_always_called_is_no_obstacle(tmp_path: Path) -> None:
+    """SqueezeBERT and LayoutLM call theirs without asking whether it is there; it takes no part in the vectors."""
+    from transformers import SqueezeBertConfig, SqueezeBertModel
+
+    config = SqueezeBertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        embedding_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model = SqueezeBertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    checkpoint = load_checkpoint(tmp_path, pooling="mean", normalize=False)
+    ids = torch.tensor([[2, 7, 8, 3]])
+    with torch.inference_mode():
+        expected = model(ids).last_hidden_state.mean(dim=1)
+        torch.testing.assert_close(checkpoint.model(ids, torch.ones_like(ids)), expected)
