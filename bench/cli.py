@@ -40,9 +40,10 @@ def measure_step(arguments: argparse.Namespace) -> int:
     from sentport.errors import SentportError
     from sentport.hardware import available_cores
 
+    for name in ("texts", "clients", "texts_per_request", "threads", "warmup", "repeats"):
+        check_counts(name, getattr(arguments, name))
+    check_folder(arguments.out)
     threads = available_cores() if arguments.threads is None else arguments.threads
-    if threads < 1:
-        raise SentportError(f"--threads is {threads}; expected 1 or more")
     # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     from bench.corpus import load_corpus
@@ -80,6 +81,7 @@ def report_step(arguments: argparse.Namespace) -> int:
     from bench.records import read_records
     from bench.report import headlines, render_table, write_report
 
+    check_folder(arguments.out)
     parts = sections(read_records([*arguments.raw, *arguments.merge]))
     markdown, page = write_report(parts, arguments.out)
     if arguments.json:
@@ -91,6 +93,36 @@ def report_step(arguments: argparse.Namespace) -> int:
         print(line)
     print(f"page     {page}\ntable    {markdown}")
     return 0
+
+
+def check_counts(option: str, value: int | list[int] | None) -> None:
+    """Refuse a number of something that is 0 or less, before anything is loaded.
+
+    Args:
+        option: Its name, as an attribute.
+        value: One or several; None = not given.
+
+    Raises:
+        SentportError: Naming the option.
+    """
+    from sentport.errors import SentportError
+
+    for number in value if isinstance(value, list) else [value]:
+        if number is not None and number < 1:
+            raise SentportError(f"--{option.replace('_', '-')} is {number}; expected 1 or more")
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder for results that is a file, or would lie in one.
+
+    Raises:
+        SentportError: Naming the file.
+    """
+    from sentport.errors import SentportError
+
+    found = next((path for path in (out, *out.parents) if path.exists()), out)
+    if found.exists() and not found.is_dir():
+        raise SentportError(f"--out {out}: {found} is a file; expected a folder, which is made where it is missing")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from bench.cli import check_counts, check_folder
 from bench.corpus import Corpus, load_corpus
 from bench.grid import RunOptions, ServerTarget, measure
 from bench.metrics import findings, sections
@@ -169,9 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
     os.environ.setdefault("RAYON_NUM_THREADS", str(available_cores()))
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is how nohup asks to go on
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
-        if options.texts is not None and options.texts < 1:
-            raise SentportError(f"--texts is {options.texts}; expected 1 or more")
+        check_counts("texts", options.texts)
+        check_counts("repeats", options.repeats)
+        check_folder(options.out)
         corpus = load_corpus(options.corpus)
         texts = options.texts or text_count(corpus)
         options.out.mkdir(parents=True, exist_ok=True)

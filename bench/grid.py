@@ -145,9 +145,12 @@ def _opened(options: RunOptions, threads: int) -> Iterator[Contestant]:
     if "triton" in options.contestants and options.servers:
         from bench.contestants.triton import TritonContestant
 
-        for server in options.servers:
-            source = options.checkpoint.resolve().name
-            yield TritonContestant(server.url, server.model, source, server.clients, server.texts_per_request)
+        source = options.checkpoint.resolve().name
+        several = len({server.url for server in options.servers}) > 1
+        for server in dict.fromkeys(options.servers):
+            yield TritonContestant(
+                server.url, server.model, source, server.clients, server.texts_per_request, one_of_many=several
+            )
 
 
 def make_cases(options: RunOptions, contestants: Sequence[Contestant], workloads: Sequence[Workload]) -> list[Case]:

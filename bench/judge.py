@@ -2,7 +2,8 @@
 
 An answer counts only when it is right for texts in another order (no answers by position), for texts never seen before
 (no answers from a memory), for texts of every length (none skipped, none cut short), and when texts seen before cost as
-much as new ones (no cache at all). Dimension letters: N texts, dim the width of a vector.
+much as new ones (no cache at all, neither in calls of a few texts nor in those of the corpus's size).
+Dimension letters: N texts, dim the width of a vector.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ _TINY_NORM = 1e-6
 _MEMORY_FACTOR = 4.0
 _WORK_IN_PREPARE_FACTOR = 2.0
 _ROTATIONS = 3
+# At the corpus's size: the timed calls are a median of many, so a smaller factor tells a cache from noise.
+_CORPUS_MEMORY_FACTOR = 2.0
+_CORPUS_TRIES = 3
+_PREPARE_SHARE = 0.1
+_CLOCK_S = 0.005  # what a busy machine adds to any call
 
 
 class Rejected(Exception):
@@ -58,11 +64,15 @@ class Trials:
         answers: Tried in this order.
         seen: Texts that the contestant knows after ``answers``.
         unseen: Texts of the same lengths as ``seen`` that it has never met, one set a try.
+        sampled: Rows of the corpus that ``altered`` is about.
+        altered: These rows of the corpus once it is altered.
     """
 
     answers: tuple[Trial, ...]
     seen: tuple[str, ...]
     unseen: tuple[tuple[str, ...], ...]
+    sampled: tuple[int, ...]
+    altered: Trial
 
 
 def make_trials(texts: Sequence[str], max_tokens: int, reference: Callable[[Sequence[str]], Vectors]) -> Trials:
@@ -73,7 +83,8 @@ def make_trials(texts: Sequence[str], max_tokens: int, reference: Callable[[Sequ
         max_tokens: The model's length limit: one text is made longer than it, another stays a little below.
         reference: Right vectors of any texts.
     """
-    sample = _sample(texts)
+    rows = _sample(texts)
+    sample = tuple(texts[row] for row in rows)
     shuffled = tuple(random.Random(_SEED).sample(sample, len(sample)))
     words = " ".join(sample).split()
     # A word is a token or more: the first stays under the limit at up to 1.6 tokens a word, the second is over it.
@@ -87,7 +98,9 @@ def make_trials(texts: Sequence[str], max_tokens: int, reference: Callable[[Sequ
     }
     answers = tuple(Trial(what, chosen, reference(chosen)) for what, chosen in named.items())
     unseen = tuple(tuple(_rotate(text, by) for text in sample) for by in range(1, _ROTATIONS + 1))
-    return Trials(answers, sample, unseen)
+    reversed_sample = _altered(sample, 0)
+    altered = Trial("the corpus with its words in another order", reversed_sample, reference(reversed_sample))
+    return Trials(answers, sample, unseen, rows, altered)
 
 
 def examine(contestant: Contestant, work: Work, trials: Trials) -> float:
@@ -147,6 +160,50 @@ def timed(contestant: Contestant, texts: Sequence[str], work: Work) -> tuple[Vec
     return vectors, prepared - start, time.perf_counter() - prepared
 
 
+def examine_at_size(contestant: Contestant, work: Work, texts: Sequence[str], trials: Trials, seconds: float) -> None:
+    """Compare the timed calls with a call on an altered corpus: the same words, so the same lengths and batches.
+
+    Args:
+        contestant: Who has been timed.
+        work: On which work.
+        texts: The corpus.
+        trials: Drawn from it.
+        seconds: What a timed call took, the median.
+
+    Raises:
+        Rejected: When the corpus itself ran far faster, or the altered one is not answered rightly.
+    """
+    taken = []
+    for number in range(_CORPUS_TRIES):  # a second try, on new texts again, only where the first one looks bad
+        vectors, _, run = timed(contestant, _altered(texts, number), work)
+        if number == 0:
+            if len(vectors) != len(texts):
+                raise Rejected(f"on {trials.altered.what} it gave {len(vectors)} rows, expected {len(texts)}")
+            compare(vectors[list(trials.sampled)], trials.altered, contestant.conditions().precision)
+        taken.append(run)
+        if min(taken) <= max(_CORPUS_MEMORY_FACTOR * seconds, seconds + _CLOCK_S):
+            return
+        # A machine that got busier slows the corpus too; a memory it does not.
+        seconds = max(seconds, timed(contestant, texts, work)[2])
+    raise Rejected(
+        f"the corpus came {min(taken) / max(seconds, 1e-9):.0f} times faster than new texts of the same lengths: "
+        "it caches"
+    )
+
+
+def refuse_work_in_prepare(prepare_s: float, seconds: float) -> None:
+    """Check the medians of a row that has its tokenisation inside the timed call, so nothing to do before it.
+
+    Raises:
+        Rejected: When accepting the texts took a share of the time.
+    """
+    if prepare_s > max(_CLOCK_S, _PREPARE_SHARE * seconds):
+        raise Rejected(
+            f"it took {prepare_s:.3g} s to accept the corpus and {seconds:.3g} s to encode it: it works before the "
+            "clock starts"
+        )
+
+
 def _refuse_memory(contestant: Contestant, work: Work, trials: Trials) -> None:
     """Compare texts seen before with new ones of the same lengths, so of the same batches and shapes."""
     prepare_s, unseen_s, seen_s = [], [], []
@@ -162,13 +219,13 @@ def _refuse_memory(contestant: Contestant, work: Work, trials: Trials) -> None:
         raise Rejected("it takes longer to accept texts than to encode them: it works before the clock starts")
 
 
-def _sample(texts: Sequence[str]) -> tuple[str, ...]:
-    """Some texts of the corpus in its order, the longest among them; a text of one word cannot be varied."""
+def _sample(texts: Sequence[str]) -> tuple[int, ...]:
+    """Some rows of the corpus in its order, the longest among them; a text of one word cannot be varied."""
     rows = [row for row, text in enumerate(texts) if len(text.split()) > _ROTATIONS] or list(range(len(texts)))
     longest = sorted(rows, key=lambda row: -len(texts[row]))[: SAMPLE_ROWS // 4]
     others = [row for row in rows if row not in set(longest)]
     drawn = random.Random(_SEED).sample(others, min(len(others), SAMPLE_ROWS - len(longest)))
-    return tuple(texts[row] for row in sorted([*longest, *drawn]))
+    return tuple(sorted([*longest, *drawn]))
 
 
 def _splice(texts: Sequence[str]) -> tuple[str, ...]:
@@ -188,6 +245,11 @@ def _rotate(text: str, by: int) -> str:
     words = text.split()
     shift = by % len(words) if words else 0
     return " ".join(words[shift:] + words[:shift])
+
+
+def _altered(texts: Sequence[str], number: int) -> tuple[str, ...]:
+    """The same words in an order that no other trial has."""
+    return tuple(_rotate(" ".join(reversed(text.split())), number) for text in texts)
 
 
 def _cycle(words: list[str], count: int) -> list[str]:

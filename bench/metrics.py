@@ -42,6 +42,7 @@ class Row:
         waste: Percent of the computed tokens that were padding; None where that cannot be seen.
         worst_cosine: Of all timed answers.
         repeats: Timed calls.
+        repeats_planned: As many as the settings ask for.
         baseline: Whether the others' ratios refer to it.
     """
 
@@ -64,6 +65,7 @@ class Row:
     waste: float | None = None
     worst_cosine: float | None = None
     repeats: int = 0
+    repeats_planned: int = 0
     baseline: bool = False
 
 
@@ -77,6 +79,7 @@ class Section:
         rows: In the order of the grid.
         conditions: Name to value, what all rows share.
         kind: Which benchmark made it.
+        remarks: What is missing in it.
     """
 
     title: str
@@ -84,6 +87,7 @@ class Section:
     rows: tuple[Row, ...]
     conditions: dict[str, str]
     kind: str
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ class Finding:
 def sections(records: Sequence[Record]) -> list[Section]:
     """Group records of any number of runs into comparable sections: runs as they stand, rows as in the grid."""
     runs = {run: number for number, run in enumerate(dict.fromkeys(_run_of(record) for record in records))}
-    ordered = sorted(records, key=lambda record: (runs[_run_of(record)], int(record.get("place", 0))))
+    ordered = sorted(records, key=lambda record: (runs[_run_of(record)], _place_of(record)))
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in ordered:
         if record["benchmark"] == GPU_BENCHMARK:
@@ -107,7 +111,35 @@ def sections(records: Sequence[Record]) -> list[Section]:
                 groups.setdefault(key, []).append(record)
         else:
             groups.setdefault((record["run"], record["corpus"]), []).append(record)
-    return [(_gpu_section if group[0]["benchmark"] == GPU_BENCHMARK else _section)(group) for group in groups.values()]
+    parts = [(_gpu_section if group[0]["benchmark"] == GPU_BENCHMARK else _section)(group) for group in groups.values()]
+    corpora = {
+        run: {record["corpus"] for record in ordered if _run_of(record) == run and "corpus" in record} for run in runs
+    }
+    return [
+        replace(part, remarks=_incomplete(part, group, corpora[_run_of(group[0])]))
+        for part, group in zip(parts, groups.values(), strict=True)
+    ]
+
+
+def _incomplete(part: Section, records: list[Record], corpora: set[str]) -> tuple[str, ...]:
+    """What a run that was cut short lacks: calls, rows, whole corpora, or the end of its file."""
+    found = [
+        f"{row.contestant}, {row.policy}, {row.batch}: {row.repeats} of {row.repeats_planned} timed calls"
+        for row in part.rows
+        if row.repeats < row.repeats_planned
+    ]
+    planned: dict[str, int] = next((record["rows_planned"] for record in records if "rows_planned" in record), {})
+    rows = len({record["place"] for record in records if "rows_planned" in record})
+    if rows < planned.get(part.corpus, 0):
+        found.append(f"{rows} of {planned[part.corpus]} rows")
+    found += [f"no row on {corpus}" for corpus in planned if corpus not in corpora]
+    if any(record.get("cut") for record in records):
+        found.append("the raw file ends within a line, which was dropped")
+    return tuple(f"incomplete: {line}" for line in found)
+
+
+def _place_of(record: Record) -> int:
+    return 0 if record["benchmark"] == GPU_BENCHMARK else int(record["place"])
 
 
 def _run_of(record: Record) -> str:
@@ -141,6 +173,7 @@ def _row(records: list[Record]) -> Row:
         waste=100.0 * (1.0 - first["tokens"] / computed) if computed else None,
         worst_cosine=min(record["worst_cosine"] for record in records),
         repeats=len(records),
+        repeats_planned=first["repeats"],
     )
 
 
@@ -217,6 +250,7 @@ def _gpu_row(record: Record) -> Row:
         waste=record["padding_waste_percent"],
         worst_cosine=record["worst_cosine"],
         repeats=record["repeats"],
+        repeats_planned=record["repeats"],
     )
 
 
@@ -232,6 +266,9 @@ def findings(parts: Sequence[Section]) -> list[Finding]:
         found.append(
             Finding("worst cosine to the source", f"{worst:.7f}", f"over all timed answers of {len(measured)} rows")
         )
+    remarks = [remark for part in parts for remark in part.remarks]
+    if remarks:
+        found.insert(0, Finding("this report", "incomplete", f"{len(remarks)} remarks under the tables say what lacks"))
     return [finding for finding in found if finding is not None]
 
 

@@ -60,7 +60,7 @@ def _tiles(found: Sequence[Finding]) -> str:
 def _section(part: Section, hues: dict[str, int], cells: Cells, columns: Columns) -> str:
     return (
         f"<section>\n<h2>{escape(part.title)}</h2>\n{_chart(part.rows, hues)}\n"
-        f"{_table(part, cells, columns)}\n{_fallen(part.rows)}{_conditions(part)}\n</section>"
+        f"{_table(part, cells, columns)}\n{_fallen(part)}{_conditions(part)}\n</section>"
     )
 
 
@@ -118,12 +118,13 @@ def _table(part: Section, cells: Cells, columns: Columns) -> str:
     )
 
 
-def _fallen(rows: Sequence[Row]) -> str:
+def _fallen(part: Section) -> str:
     lines = [
         f"<li><b>{escape(row.contestant)}</b>, {escape(row.policy)}: {escape(row.status)}: {escape(row.reason)}</li>"
-        for row in rows
+        for row in part.rows
         if row.status != MEASURED
     ]
+    lines += [f"<li>{escape(remark)}</li>" for remark in part.remarks]
     return f'<ul class="fallen">{"".join(lines)}</ul>\n' if lines else ""
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.contestants import Conditions
+from bench.fields import fault, gpu_fault
 from sentport import __version__
 from sentport.errors import SentportError
 from sentport.hardware import available_cores, cpu_model, cuda_devices
@@ -87,23 +88,33 @@ def contestant_conditions(conditions: Conditions, shared: Record) -> Record:
 
 
 def read_records(paths: Sequence[Path]) -> list[Record]:
-    """Read raw files, of this benchmark or of ``bench.gpu_check``.
+    """Read raw files, of this benchmark or of ``bench.gpu_check``; a file named twice counts once.
+
+    A killed run may leave half a line at the end. It is dropped, and every record of that file says so: ``cut``.
 
     Raises:
-        SentportError: When a file cannot be read, or a line of it is no record that this version knows.
+        SentportError: When a file cannot be read, a line of it is no record that this version knows, or it has no row.
     """
-    records = []
-    for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SentportError(
-                f"{path} cannot be read ({error}); expected JSON lines of `sentport bench run`"
-            ) from None
-        records += [_parse(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    records = [record for path in dict.fromkeys(paths) for record in _read(path)]
     if not records:
         names = ", ".join(str(path) for path in paths) or "no file"
         raise SentportError(f"{names}: no record in there; make some with `sentport bench run`")
+    return records
+
+
+def _read(path: Path) -> list[Record]:
+    try:
+        *lines, last = path.read_text(encoding="utf-8").split("\n")  # what follows the last line's end: nothing
+    except (OSError, UnicodeDecodeError) as error:
+        raise SentportError(f"{path} cannot be read ({error}); expected JSON lines of `sentport bench run`") from None
+    cut = bool(last.strip())
+    records = [
+        {**_parse(line, path, number), "file": path.name, "cut": cut}
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if records and not any(record["benchmark"] == BENCHMARK or record["kind"] == "row" for record in records):
+        raise SentportError(f"{path} has no row; expected records of a whole run of `bench.gpu_check`, so run it again")
     return records
 
 
@@ -111,7 +122,7 @@ def _parse(line: str, path: Path, number: int) -> Record:
     try:
         record: Record = json.loads(line)
         known = record["format"] == FORMAT and record["benchmark"] in (BENCHMARK, GPU_BENCHMARK)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise SentportError(
             f"{path}, line {number}: no record; expected JSON lines of `sentport bench run` or `bench.gpu_check`"
         ) from None
@@ -120,7 +131,10 @@ def _parse(line: str, path: Path, number: int) -> Record:
             f"{path}, line {number}: format {record['format']} of benchmark {record['benchmark']!r}; this version "
             f"reads format {FORMAT} of {BENCHMARK} and {GPU_BENCHMARK}; measure again, or use the version that wrote it"
         )
-    return {**record, "file": path.name}
+    wrong = gpu_fault(record) if record["benchmark"] == GPU_BENCHMARK else fault(record)
+    if wrong:
+        raise SentportError(f"{path}, line {number}: {wrong}; measure again, or take the line out")
+    return record
 
 
 def _installed() -> dict[str, str]:

@@ -20,6 +20,7 @@ COLUMNS = (
     ("× baseline", True),
     ("padding waste", True),
     ("worst cosine", True),
+    ("timed calls", True),
     ("runs on", False),
 )
 
@@ -32,7 +33,8 @@ HOW_TO_READ = (
     "which stands idle while the other rows are timed.",
     "Before its first timing, each row had to give the reference's vectors for the whole corpus, for texts in another "
     "order, for texts never seen before, and for texts beyond the length limit; one that answers seen texts faster "
-    "than new ones is rejected. Every timed answer was checked again; the worst cosine is over these.",
+    "than new ones is rejected, in calls of a few texts as well as of the whole corpus. "
+    "Every timed answer was checked again; the worst cosine is over these.",
     "Padding waste is the share of computed tokens that were padding; a dash where it cannot be seen from outside.",
 )
 
@@ -58,23 +60,23 @@ def render_markdown(parts: Sequence[Section]) -> str:
     """The whole report."""
     blocks = [f"# {TITLE}", *(f"- {line}" for line in headlines(findings(parts)))]
     for part in parts:
-        blocks += ["", f"## {part.title}", "", render_table(part), ""]
-        blocks += [f"- {name}: {value}" for name, value in part.conditions.items()]
+        blocks += ["", f"## {_one_line(part.title)}", "", render_table(part), ""]
+        blocks += [f"- {name}: {_one_line(value)}" for name, value in part.conditions.items()]
     blocks += ["", "## How to read this", "", *(f"- {line}" for line in HOW_TO_READ)]
     return "\n".join(blocks) + "\n"
 
 
 def headlines(found: Sequence[Finding]) -> list[str]:
     """The headline figures as lines."""
-    return [f"{finding.label}: {finding.value} ({finding.note})" for finding in found]
+    return [_one_line(f"{finding.label}: {finding.value} ({finding.note})") for finding in found]
 
 
 def render_table(part: Section) -> str:
     """A Markdown table whose columns are aligned in plain text too."""
-    lines = [[heading for heading, _ in COLUMNS], *(cells(row) for row in part.rows)]
+    lines = [[heading for heading, _ in COLUMNS], *([_cell(text) for text in cells(row)] for row in part.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
     rule = ["-" * (width - 1) + (":" if number else "-") for width, (_, number) in zip(widths, COLUMNS, strict=True)]
-    return "\n".join(_line(line, widths) for line in (lines[0], rule, *lines[1:])) + _reasons(part.rows)
+    return "\n".join(_line(line, widths) for line in (lines[0], rule, *lines[1:])) + _below(part)
 
 
 def cells(row: Row) -> list[str]:
@@ -83,7 +85,7 @@ def cells(row: Row) -> list[str]:
     who = f"{row.contestant} (baseline)" if row.baseline else row.contestant
     tokenisation = "inside" if row.tokenisation_inside else "outside"
     if row.status != MEASURED:
-        return [who, policy, tokenisation, row.status, "", "", "", "", row.device]
+        return [who, policy, tokenisation, row.status, "", "", "", "", "", row.device]
     return [
         who,
         policy,
@@ -93,6 +95,7 @@ def cells(row: Row) -> list[str]:
         "" if row.ratio is None else f"{row.ratio:.2f}",
         "—" if row.waste is None else f"{row.waste:.1f} %",
         "" if row.worst_cosine is None else f"{row.worst_cosine:.7f}",
+        f"{row.repeats}" if row.repeats >= row.repeats_planned else f"{row.repeats} of {row.repeats_planned}",
         f"{row.device} {row.precision}, {row.sessions} × {row.threads} threads",
     ]
 
@@ -110,6 +113,17 @@ def _line(texts: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def _reasons(rows: Sequence[Row]) -> str:
-    fallen = [f"{row.contestant}, {row.policy}: {row.status}: {row.reason}" for row in rows if row.status != MEASURED]
-    return "\n\n" + "\n".join(f"- {line}" for line in fallen) if fallen else ""
+def _below(part: Section) -> str:
+    lines = [
+        f"{row.contestant}, {row.policy}: {row.status}: {row.reason}" for row in part.rows if row.status != MEASURED
+    ]
+    lines += part.remarks
+    return "\n\n" + "\n".join(f"- {_one_line(line)}" for line in lines) if lines else ""
+
+
+def _cell(text: str) -> str:
+    return _one_line(text).replace("|", "\\|")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.contestants import Contestant, Vectors, Work, batch_size
 from bench.corpus import Corpus
-from bench.judge import COSINE_GATE, Rejected, Trial, Trials, compare, examine, make_trials, timed
+from bench.judge import (
+    COSINE_GATE,
+    Rejected,
+    Trial,
+    Trials,
+    compare,
+    examine,
+    examine_at_size,
+    make_trials,
+    refuse_work_in_prepare,
+    timed,
+)
 from bench.records import Record, Writer, contestant_conditions
 from sentport.errors import EngineError, SentportError
 from sentport.progress import Progress
@@ -67,7 +80,7 @@ class Case:
         work: Its way of batching.
         workload: The corpus.
         device: The device asked for.
-        place: Among the rows of the table.
+        place: Among the rows of the table, unique within a run.
         baseline: Whether the others' ratios refer to it.
     """
 
@@ -97,13 +110,17 @@ class Session:
     say: Say
     progress: bool = True
     _passed: dict[tuple[str, Work], float] = field(default_factory=dict)
+    _planned: Counter[str] = field(default_factory=Counter)
+    _times: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # by place: (prepare_s, seconds)
+    _memory: dict[str, str] = field(default_factory=dict)  # by contestant: how it was seen, or nothing
 
     def run(self, cases: Sequence[Case]) -> None:
-        """Judge all cases, then time those that passed.
+        """Judge all cases, time those that passed, and judge them by their times.
 
         Raises:
             EngineError: When a contestant ran on another device than the one asked for.
         """
+        self._planned = Counter(case.workload.corpus.name for case in cases)
         for case in cases:
             check_device(case)
         admitted = [case for case in self._with_progress("judging", cases) if self._attempt(case, self._admit)]
@@ -117,7 +134,10 @@ class Session:
                 for case in self._with_progress(label, shuffled)
                 if not self._attempt(case, partial(self._observe, repeat=number))
             ]
-            admitted = [case for case in admitted if case not in failed]
+            admitted = [case for case in admitted if not any(case is other for other in failed)]
+        # The fastest on the whole corpus first: it stands for its contestant, and is the cheapest to run once more.
+        for case in self._with_progress("last checks", sorted(admitted, key=self._size_and_speed)):
+            self._attempt(case, self._judge_times)
 
     def not_run(self, record: Record, reason: str) -> None:
         """Write a row that could not be run."""
@@ -160,8 +180,26 @@ class Session:
         computed = case.contestant.computed_tokens()
         worst = self._judge(case, vectors)  # of this very answer, outside the clock
         check_device(case)
+        self._times.setdefault(case.place, []).append((prepare_s, seconds))
         observed = {"seconds": seconds, "prepare_s": prepare_s, "computed_tokens": computed, "worst_cosine": worst}
         self.writer.write("observation", {**self._describe(case), "repeat": repeat, **observed})
+
+    def _judge_times(self, case: Case) -> None:
+        prepare_s, seconds = (median_low(column) for column in zip(*self._times[case.place], strict=True))
+        if not case.work.tokenised:
+            refuse_work_in_prepare(prepare_s, seconds)
+        name, workload = case.contestant.name, case.workload
+        if name not in self._memory:
+            self._memory[name] = ""
+            try:
+                examine_at_size(case.contestant, case.work, workload.corpus.texts, workload.trials, seconds)
+            except Rejected as problem:
+                self._memory[name] = str(problem)
+        if self._memory[name]:
+            raise Rejected(self._memory[name])
+
+    def _size_and_speed(self, case: Case) -> tuple[int, float]:
+        return -len(case.workload.corpus.texts), median_low(seconds for _, seconds in self._times[case.place])
 
     def _judge(self, case: Case, vectors: Vectors) -> float:
         return compare(vectors, case.workload.whole, case.contestant.conditions().precision)
@@ -188,6 +226,7 @@ class Session:
             "cosine_gate": COSINE_GATE[conditions.precision],
             "warmup": self.settings.warmup,
             "repeats": self.settings.repeats,
+            "rows_planned": dict(self._planned),
             "order": f"interleaved, random in each round, seed {self.settings.seed}",
         }
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,7 @@ READY_SECONDS = 900.0
 STOP_SECONDS = 60.0
 
 _LAST_LINE = "metrics"
+_PR_SET_PDEATHSIG = 1
 
 
 class NoServer(SentportError):
@@ -56,7 +59,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Addresses:
-        """Start it.
+        """Start it, from a thread that lives as long as it: on Linux the end of that thread ends it.
 
         Returns:
             Where it listens, once it is ready.
@@ -74,6 +77,7 @@ class ServerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_tie_to_parent() if sys.platform == "linux" else None,
             )
         lines = self._read_until_ready()
         try:
@@ -83,12 +87,12 @@ class ServerProcess:
             raise
 
     def stop(self) -> None:
-        """Interrupt it and wait; kill it when it does not end. A second call does nothing."""
+        """Tell it to stop and wait; kill it when it does not end. A second call does nothing."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # a background job of a shell would not see SIGINT
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -122,6 +126,18 @@ class ServerProcess:
                     raise NoServer(_reason(self._log))
                 lines.append(line)
         return lines
+
+
+def _tie_to_parent() -> Callable[[], None]:
+    """What a child does before its command: it is told to stop when its parent ends, even by a kill."""
+    library, parent = ctypes.CDLL(None), os.getpid()  # nothing is loaded between fork and exec
+
+    def tie() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the line above took effect
+            os._exit(1)
+
+    return tie
 
 
 def serve_command(bundle: Path, server_env: Path | None = None) -> list[str]:

@@ -24,6 +24,7 @@ class TritonContestant:
         source: Name of the source model, which a server does not tell.
         clients: Clients that send at the same time, each with a connection of its own.
         texts_per_request: Texts of a request.
+        one_of_many: Whether other servers are measured too, so that the name has to tell them apart.
 
     Raises:
         SentportError: When no server answers, or it has no such model.
@@ -32,12 +33,14 @@ class TritonContestant:
     policies: tuple[BatchPolicy | None, ...] = (None,)
     tokenises_apart = False
 
-    def __init__(self, url: str, model: str, source: str, clients: int, texts_per_request: int) -> None:
+    def __init__(
+        self, url: str, model: str, source: str, clients: int, texts_per_request: int, *, one_of_many: bool = False
+    ) -> None:
         if clients < 1 or texts_per_request < 1:
             raise SentportError(f"{clients} clients with {texts_per_request} texts a request; both must be 1 or more")
         protocol = "http" if url.startswith("http") else "grpc"
         texts = "1 text" if texts_per_request == 1 else f"{texts_per_request} texts"
-        self.name = f"Triton, {texts} a request"
+        self.name = f"Triton at {url}, {texts} a request" if one_of_many else f"Triton, {texts} a request"
         self._source, self._size, self._count = source, texts_per_request, clients
         self._transport = f"{protocol}, {clients} clients, {texts} a request"
         self._texts: list[str] = []

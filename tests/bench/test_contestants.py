@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from bench import demo
-from bench.contestants import OWN, Conditions, Vectors, Work, batch_size
+from bench import cli, demo
+from bench.contestants import OWN, Conditions, Vectors, Work, batch_size, triton
 from bench.contestants.engine import EngineContestant, Parts
 from bench.corpus import Corpus
-from bench.grid import RunOptions, make_cases
+from bench.grid import RunOptions, ServerTarget, _opened, make_cases
 from bench.run import make_workload
 from bench.server import NoServer, ServerProcess, serve_command
 from sentport.batch import TokenBatch
@@ -139,17 +141,18 @@ def test_the_grid_measures_without_tokenisation_where_sorting_matters() -> None:
 
 SERVES = """
 import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("model    minilm", flush=True)
 print("http     http://127.0.0.1:1\\ngrpc     127.0.0.1:2\\nmetrics  http://127.0.0.1:3", flush=True)
 open(sys.argv[1], "w").write(str(os.getpid()))
 try:
     time.sleep(60)
 except KeyboardInterrupt:
-    open(sys.argv[1], "a").write(" interrupted")
+    open(sys.argv[1], "a").write(" stopped")
 """
 
 
-def test_a_server_is_started_and_interrupted(tmp_path: Path) -> None:
+def test_a_server_is_started_and_stopped(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     with ServerProcess([sys.executable, "-c", SERVES, str(notes)], tmp_path / "log") as server:
         addresses = server.start()
@@ -161,7 +164,27 @@ def test_a_server_is_started_and_interrupted(tmp_path: Path) -> None:
         os.kill(process, 0)  # it is there
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
-    assert notes.read_text().endswith("interrupted")
+    assert notes.read_text().endswith("stopped")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    notes, log = tmp_path / "notes", tmp_path / "log"
+    script = (
+        "import sys, time; from pathlib import Path; from bench.server import ServerProcess;"
+        f"ServerProcess([sys.executable, '-c', {SERVES!r}, {str(notes)!r}], Path({str(log)!r})).start();"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"up\n"
+        until = time.monotonic() + 10
+        while not (notes.exists() and notes.read_text()) and time.monotonic() < until:
+            time.sleep(0.01)
+        parent.kill()
+    while not notes.read_text().endswith("stopped") and time.monotonic() < until:
+        time.sleep(0.01)
+    assert notes.read_text().endswith("stopped")
 
 
 @pytest.mark.parametrize(
@@ -208,17 +231,21 @@ def test_the_demo_takes_as_many_texts_as_fit_its_time() -> None:
     ("arguments", "reason"),
     [
         (["--corpus", "no/such/file"], "cannot be read"),
-        (["--texts", "0"], "expected 1 or more"),
+        (["--texts", "0"], "--texts is 0; expected 1 or more"),
+        (["--repeats", "0"], "--repeats is 0; expected 1 or more"),
+        (["--out", __file__], "is a file; expected a folder"),
     ],
 )
 def test_the_demo_says_what_is_wrong_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        assert demo.main([*arguments, "--out", str(tmp_path / "out")]) == 2
+        assert demo.main(["--out", str(tmp_path / "out"), *arguments]) == 2
+        assert {signal.getsignal(number) for number in before} == {demo._interrupt}
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
@@ -233,3 +260,47 @@ def test_the_command_line_is_light_and_refuses_what_it_does_not_know() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "batch policy 'sorted' is unknown; known: one-by-one, arrival, smart, token-budget" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--texts -1", "--texts is -1"),
+        ("--texts 0", "--texts is 0"),
+        ("--clients 0", "--clients is 0"),
+        ("--texts-per-request 4 0", "--texts-per-request is 0"),
+        ("--repeats 0", "--repeats is 0"),
+        ("--warmup -1", "--warmup is -1"),
+        ("--threads 0", "--threads is 0"),
+        (f"--out {__file__}", "is a file"),
+        (f"--out {__file__}/deeper", "is a file"),
+    ],
+)
+def test_the_command_line_refuses_numbers_and_folders_before_it_loads(options: str, reason: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    arguments = parser.parse_args(["run", "--checkpoint", "none", "--out", "o", "--corpus", "none", *options.split()])
+    with pytest.raises(SentportError, match=reason):
+        cli.run(arguments)
+
+
+def test_servers_are_told_apart_by_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "Client", ClientOfNobody)
+    corpus = Corpus("c", "s", TEXTS)
+    for urls, names in (
+        (["a:1"], ["Triton, 16 texts a request"]),
+        (["a:1", "a:1"], ["Triton, 16 texts a request"]),
+        (["a:1", "b:1"], [f"Triton at {url}, 16 texts a request" for url in ("a:1", "b:1")]),
+    ):
+        servers = tuple(ServerTarget(url, "m", clients=1) for url in urls)
+        opened = list(_opened(RunOptions(Path("ckpt"), None, corpus, ("triton",), servers=servers), 1))
+        assert [contestant.name for contestant in opened] == names
+        for contestant in opened:
+            contestant.close()
+
+
+class ClientOfNobody(ExitStack):
+    """A connection that is never asked, so that a name needs no server."""
+
+    def __init__(self, url: str, **options: object) -> None:
+        super().__init__()

@@ -13,6 +13,7 @@ import pytest
 from bench.metrics import findings, sections
 from bench.records import Record, read_records
 from bench.report import COLUMNS, cells, render_markdown, render_table, write_report
+from sentport.errors import SentportError
 
 SHARED = {
     "format": 1,
@@ -65,7 +66,12 @@ def observation(contestant: str, policy: str, seconds: float, place: int, **more
 def records() -> list[Record]:
     """Four rows: a baseline at 50/s, arrival at 100/s, smart at 200/s and a server at 160/s; one more was rejected."""
     smart = {"computed_tokens": 1250, "worst_cosine": 0.99998}
-    served = {"computed_tokens": None, "transport": "grpc, 16 clients, 16 texts a request", "batch": "the server's"}
+    served = {
+        "repeats": 1,
+        "computed_tokens": None,
+        "transport": "grpc, 16 clients, 16 texts a request",
+        "batch": "the server's",
+    }
     out = {"kind": "rejected", "contestant": "cheat <b>", "place": 4, "reason": "it caches & more", "baseline": False}
     return [
         observation("onnxruntime", "smart", 0.4, 2, **smart),
@@ -110,7 +116,7 @@ def test_the_corpus_comes_before_the_flat_case_whatever_was_timed_first(records:
 
 
 def test_findings_are_computed_from_their_rows(records: list[Record]) -> None:
-    flat = [observation("onnxruntime", policy, 1.0, 1, corpus="flat") for policy in ("arrival", "smart")]
+    flat = [observation("onnxruntime", policy, 1.0, 1, corpus="flat", repeats=1) for policy in ("arrival", "smart")]
     found = [(finding.label, finding.value) for finding in findings(sections([*records, *flat]))]
     assert found == [
         ("fastest over the baseline", "4.00×"),
@@ -119,6 +125,60 @@ def test_findings_are_computed_from_their_rows(records: list[Record]) -> None:
         ("through Triton", "80 %"),
         ("worst cosine to the source", "0.9999800"),
     ]
+
+
+def test_what_a_run_cut_short_lacks_is_said(tmp_path: Path) -> None:
+    plan = {"repeats": 2, "rows_planned": {"STS-B": 3, "flat": 1}}
+    whole = [observation("a", "own", 1.0, 0, **plan), observation("a", "own", 1.0, 0, **plan)]
+    raw = tmp_path / "raw.jsonl"
+    lines = [json.dumps(record) for record in [*whole, observation("b|c\nd", "own", 1.0, 1, **plan)]]
+    raw.write_text("\n".join([*lines, lines[-1][:-30]]))  # killed while it wrote
+    (part,) = sections(read_records([raw, raw]))
+    assert part.remarks == (
+        "incomplete: b|c\nd, own, 32 rows: 1 of 2 timed calls",
+        "incomplete: 2 of 3 rows",
+        "incomplete: no row on flat",
+        "incomplete: the raw file ends within a line, which was dropped",
+    )
+    assert (findings([part])[0].label, findings([part])[0].value) == ("this report", "incomplete")
+    table = render_table(part).splitlines()
+    assert re.search(r"\| b\\\|c d .*\| +1 of 2 \|", table[3])
+    assert table[-1] == f"- {part.remarks[-1]}"
+    _, page = write_report([part], tmp_path / "out")
+    assert "<li>incomplete: no row on flat</li>" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kind": "guess"}, "kind 'guess' is unknown"),
+        ({"seconds": 0.0}, "'seconds' is '0.0', expected a finite number above 0"),
+        ({"seconds": float("nan")}, "'seconds' is 'nan'"),
+        ({"seconds": float("inf")}, "'seconds' is 'inf'"),
+        ({"seconds": "1"}, "'seconds' is '1'"),
+        ({"computed_tokens": 999}, "'computed_tokens' is 999, expected at least the 1000 tokens"),
+        ({"place": "first"}, "'place' is 'first', expected a whole number"),
+        ({"place": -1}, "'place' is '-1'"),
+        ({"texts": 0}, "'texts' is '0'"),
+        ({"contestant": ["a"]}, "'contestant' is"),
+        ({"rows_planned": [1]}, "'rows_planned' is"),
+        ({"kind": "rejected"}, "it has no 'reason'"),
+    ],
+)
+def test_a_garbled_record_is_named_by_its_line_and_field(tmp_path: Path, change: Record, reason: str) -> None:
+    raw = tmp_path / "raw.jsonl"
+    good = observation("a", "own", 1.0, 0)
+    raw.write_text("".join(json.dumps(record) + "\n" for record in (good, {**good, **change})))
+    with pytest.raises(SentportError, match=re.escape(f"raw.jsonl, line 2: {reason}")):
+        read_records([raw])
+
+
+def test_no_field_may_be_missing_that_is_read(tmp_path: Path) -> None:
+    raw, good = tmp_path / "raw.jsonl", observation("a", "own", 1.0, 0)
+    for name in good:
+        raw.write_text(json.dumps({key: value for key, value in good.items() if key != name}) + "\n")
+        with pytest.raises(SentportError, match="line 1"):
+            read_records([raw])
 
 
 class Page(HTMLParser):
@@ -218,6 +278,21 @@ def gpu_row(implementation: str, precision: str, seconds: float | None) -> Recor
         }
         record |= {"padding_waste_percent": 12.5, "order": "interleaved"}
     return record
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"kind": "ceiling", "format": 1, "benchmark": "gpu_check"}, "has no row"),
+        ({**gpu_row("torch", "bf16", 0.1), "end_to_end_s": {"median": 0}}, "line 1: 'end_to_end_s' is"),
+        ({**gpu_row("torch", "bf16", None), "status": "lost"}, "line 1: status 'lost' is unknown"),
+    ],
+)
+def test_gpu_records_without_a_whole_row_are_refused(tmp_path: Path, record: Record, reason: str) -> None:
+    raw = tmp_path / "gpu.jsonl"
+    raw.write_text(json.dumps(record) + "\n")
+    with pytest.raises(SentportError, match=reason):
+        read_records([raw])
 
 
 def test_gpu_records_become_a_section_of_their_own(records: list[Record], tmp_path: Path) -> None:

@@ -171,6 +171,17 @@ def corpus() -> Corpus:
 
 @pytest.fixture(scope="module")
 def workload(corpus: Corpus) -> Workload:
+    return workload_of(corpus)
+
+
+@pytest.fixture(scope="module")
+def large(corpus: Corpus) -> Workload:
+    """Enough texts for a clock to tell a cache from a busy machine."""
+    texts = tuple(f"{text} {number}" for number in range(4) for text in corpus.texts)
+    return workload_of(Corpus("large", "random words", texts))
+
+
+def workload_of(corpus: Corpus) -> Workload:
     lengths = np.array([len(text.split()) for text in corpus.texts])
     return make_workload(corpus, lengths, MAX_WORDS, embed_all, "itself")
 
@@ -233,6 +244,65 @@ def test_the_rejected_are_recorded_and_never_timed(tmp_path: Path, workload: Wor
     assert [record["kind"] for record in records if record["contestant"] == "cheat"] == ["rejected"]
     assert len([record for record in records if record["contestant"] == "honest"]) == 2
     assert "cheat" in said[0]
+
+
+class CachesLarge(Honest):
+    """Honest in calls of the trials' size; remembers only what came in larger ones."""
+
+    name = "caches large"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, Vectors] = {}
+
+    def run(self, work: Work) -> Vectors:
+        if len(self.texts) <= 32:
+            return super().run(work)
+        self.known.update((text, embed(text)) for text in self.texts if text not in self.known)
+        return np.stack([self.known[text] for text in self.texts])
+
+
+class GuessesLarge(CachesLarge):
+    """As fast on new texts, for it answers them with what it knows."""
+
+    def run(self, work: Work) -> Vectors:
+        if len(self.texts) > 32 and self.known and not set(self.texts) & set(self.known):
+            return np.stack(list(self.known.values())[: len(self.texts)])
+        return super().run(work)
+
+
+class WorksEarlyOnMany(WorksEarly):
+    def run(self, work: Work) -> Vectors:
+        return self.done if len(self.texts) > 32 else embed_all(self.texts)
+
+    def prepare(self, texts: Sequence[str], work: Work) -> None:
+        self.texts = list(texts)
+        self.done = embed_all(texts) if len(texts) > 32 else np.empty(0, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("contestant", "reason"),
+    [
+        (CachesLarge, "times faster than new texts of the same lengths: it caches"),
+        (GuessesLarge, "on the corpus with its words in another order the worst cosine"),
+        (WorksEarlyOnMany, "to accept the corpus"),
+    ],
+)
+def test_a_cheat_at_the_corpus_size_is_rejected_in_all_its_rows(
+    tmp_path: Path, large: Workload, contestant: type[Honest], reason: str
+) -> None:
+    cheat = contestant()
+    cheat.name = "cheat"
+    works = [SMART, Work(BatchPolicy.ARRIVAL)]
+    cases = [
+        Case(who, work, large, "cpu", place)
+        for place, (who, work) in enumerate((who, work) for who in (Honest(), cheat) for work in works)
+    ]
+    records, said = run_session(tmp_path, cases)
+    rows = sections(records)[0].rows
+    assert [row.status for row in rows] == ["measured", "measured", "rejected", "rejected"], said
+    assert all(reason in row.reason for row in rows[2:])
+    assert len(said) == 2
 
 
 def test_a_late_wrong_answer_removes_the_row(tmp_path: Path, workload: Workload) -> None:
