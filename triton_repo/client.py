@@ -50,6 +50,7 @@ class Client:
         retries: int = 4,
         on_truncate: str = "warn",
     ) -> None:
+        self._closed = False
         self._options = core.Options(model, rows_per_request, in_flight, timeout, retries, on_truncate)
         address = core.bare_address(url, protocol)
         self._transport: Transport = GrpcTransport(address) if protocol == "grpc" else HttpTransport(address)
@@ -95,6 +96,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
+        self._closed = True
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -120,9 +122,11 @@ class Client:
     def _send(self, request: Request) -> Tensors:
         patience = core.Patience(self._options)
         while True:
+            core.check_open(self._closed)
             try:
                 return self._transport.infer(self._options.model, request, patience.left)
             except ServerError as error:
+                core.check_open(self._closed)
                 time.sleep(patience.delay_after(error))
 
 

@@ -13,6 +13,7 @@ from triton_repo import client_core as core
 from triton_repo import wire
 from triton_repo.transport import (
     CHANNEL_ARGUMENTS,
+    CUT_OFF,
     MEETING_SECONDS,
     NO_HTTP,
     TIMED_OUT,
@@ -22,6 +23,7 @@ from triton_repo.transport import (
     judged,
     load_library,
     microseconds,
+    readable,
     tensors_for,
     tensors_from,
 )
@@ -39,6 +41,7 @@ class AsyncClient:
         self._transport = transport
         self._options = options
         self._facts = facts
+        self._closed = False
         self.info: EncoderInfo = facts.info
 
     @classmethod
@@ -96,7 +99,8 @@ class AsyncClient:
         return job.result()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a second call does nothing."""
+        self._closed = True
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -110,9 +114,11 @@ class AsyncClient:
     async def _send(self, request: Request) -> Tensors:
         patience = core.Patience(self._options)
         while True:
+            core.check_open(self._closed)
             try:
                 return await self._transport.infer(self._options.model, request, patience.left)
             except ServerError as error:
+                core.check_open(self._closed)
                 await asyncio.sleep(patience.delay_after(error))
 
 
@@ -156,7 +162,14 @@ class _LibraryTransport:
     async def _call(self, call: Awaitable[Any], seconds: float) -> Any:
         try:
             async with asyncio.timeout(seconds):
-                return await call
+                with readable():
+                    return await call
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # A channel that is closed cancels its calls; a task group would take that for a worker that is done.
+            raise ServerError(CUT_OFF, transient=False) from error
         except self._library.InferenceServerException as error:
             raise judged(error.message(), error.status(), seconds) from error
         except TimeoutError as error:
@@ -164,6 +177,8 @@ class _LibraryTransport:
         except self._failures as error:
             garbled = hasattr(error, "history")  # aiohttp's ClientResponseError, whose text holds the bytes
             raise judged(NO_HTTP if garbled else str(error) or type(error).__name__, None, seconds) from error
+        except RuntimeError as error:  # what both libraries' closed sessions raise, among others
+            raise ServerError(f"{CUT_OFF} ({error})", transient=False) from error
 
 
 class _GrpcTransport(_LibraryTransport):
@@ -214,7 +229,8 @@ class _HttpTransport(_LibraryTransport):
 
     async def models(self) -> list[str]:
         index = await self._call(self._client.get_model_repository_index(), MEETING_SECONDS)
-        return [model["name"] for model in index]
+        with readable():
+            return [model["name"] for model in index]
 
     async def infer(self, model: str, request: Request, seconds: float) -> Tensors:
         inputs, outputs = tensors_for(self._library, request)

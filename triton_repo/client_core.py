@@ -16,7 +16,7 @@ from sentport.encoder import EncoderInfo, Vectors
 from sentport.errors import InputError, SentportError, TruncationError
 from sentport.inputs import check_dim, prompt_text, truncation, valid_rows
 from triton_repo import wire
-from triton_repo.transport import Request, ServerError, Tensors
+from triton_repo.transport import Request, ServerError, Tensors, readable
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ TRUNCATE_CHOICES = ("warn", "error", "allow")
 
 _REQUEST_BYTES = 4 << 20
 _FIRST_DELAY_SECONDS = 0.05
+_MOST_SECONDS = 1_000_000  # far beyond it, sockets take no time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SentportError(f"{name} is {value!r}; expected a whole number from {least}")
-        if not self.timeout > 0:
-            raise SentportError(f"timeout is {self.timeout!r}; expected seconds, more than 0")
+        seconds = self.timeout
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _MOST_SECONDS:
+            raise SentportError(f"timeout is {seconds!r}; expected seconds, more than 0 and at most {_MOST_SECONDS}")
         if self.on_truncate not in TRUNCATE_CHOICES:
             raise SentportError(f"on_truncate is {self.on_truncate!r}; expected one of {', '.join(TRUNCATE_CHOICES)}")
 
@@ -62,6 +64,11 @@ class ModelFacts:
     info: EncoderInfo
     max_batch: int
     outputs: frozenset[str]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether this is the cacheable variant, to which no request parameter may be sent."""
+        return wire.INFO not in self.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +92,35 @@ def bare_address(url: str, protocol: str) -> str:
     """
     if protocol not in PROTOCOLS:
         raise SentportError(f"protocol is {protocol!r}; expected one of {', '.join(PROTOCOLS)}")
+    if not isinstance(url, str):
+        raise SentportError(f"{url!r} is not an address; expected host:port, as `sentport serve` prints it")
     scheme, separator, rest = url.rpartition("://")
     if separator and scheme not in (protocol, ""):
         raise SentportError(f"{url} is not an address for protocol {protocol}; give host:port, or another protocol")
     address = rest.rstrip("/")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535 or "/" in host:
+    numbered = port.isascii() and port.isdecimal() and int(port) <= 65535
+    if not numbered or not _is_host(host):
         raise SentportError(f"{url!r} is not an address; expected host:port, as `sentport serve` prints it")
     return address
+
+
+def _is_host(host: str) -> bool:
+    try:
+        named = bool(host.encode("idna"))
+    except UnicodeError:  # an empty label, or one that is too long
+        return False
+    return named and "/" not in host and host.isprintable() and " " not in host
+
+
+def check_open(closed: bool) -> None:
+    """Refuse to go on with a client that was closed.
+
+    Raises:
+        SentportError: When it was.
+    """
+    if closed:
+        raise SentportError("this client is closed; make a new one")
 
 
 def described(model: str, config: Mapping[str, Any]) -> ModelFacts:
@@ -103,12 +131,14 @@ def described(model: str, config: Mapping[str, Any]) -> ModelFacts:
     """
     try:
         encoder = json.loads(config["parameters"][wire.ENCODER]["string_value"])
-        info = read_info(encoder)
+        facts = ModelFacts(
+            read_info(encoder), int(config["max_batch_size"]), frozenset(output["name"] for output in config["output"])
+        )
     except (KeyError, TypeError, ValueError):
         raise SentportError(
             f"model {model!r} is served, but not as a text encoder that `sentport repository` wrote"
         ) from None
-    return ModelFacts(info, int(config["max_batch_size"]), frozenset(output["name"] for output in config["output"]))
+    return facts
 
 
 def read_info(values: Mapping[str, Any]) -> EncoderInfo:
@@ -125,8 +155,13 @@ INFO_REQUEST = Request(np.array([[b""]], dtype=object), {wire.ASK_INFO: True}, (
 
 
 def info_from(tensors: Tensors) -> EncoderInfo:
-    """The answer to ``INFO_REQUEST``."""
-    return read_info(json.loads(tensors[wire.INFO][0, 0]))
+    """The answer to ``INFO_REQUEST``.
+
+    Raises:
+        ServerError: When it cannot be read.
+    """
+    with readable():
+        return read_info(json.loads(tensors[wire.INFO][0, 0]))
 
 
 def not_met(error: ServerError, address: str, protocol: str) -> SentportError:
@@ -150,7 +185,9 @@ def check_truncation(facts: ModelFacts, options: Options) -> None:
         return
     remark = f"model {options.model!r} is the cacheable variant, which does not tell when it cuts a text"
     if options.on_truncate == "error":
-        raise SentportError(f"{remark}; use on_truncate='allow', or serve the model without --cache")
+        raise SentportError(
+            f"{remark}: its prompt, dim and truncation are fixed; use on_truncate='allow', or a model without --cache"
+        )
     logger.warning("%s", remark)
 
 
@@ -201,7 +238,7 @@ class Job:
     Raises:
         TypeError: For a bare string.
         InputError: Listing the rows that are not text.
-        SentportError: For an unknown prompt, or a dim that the model does not have.
+        SentportError: For an unknown prompt, a dim that the model does not have, or either where both are fixed.
     """
 
     def __init__(
@@ -216,10 +253,16 @@ class Job:
         width = check_dim(dim, info.dim)
         prompt_text(info.prompts, info.default_prompt, prompt)  # an unknown name is told before anything is sent
         data = _encoded(texts)
+        self._fixed = facts.fixed
+        if self._fixed and (prompt is not None or width != info.dim):
+            raise SentportError(
+                f"the prompt, dim ({info.dim}) and truncation of model {options.model!r} are fixed, since its answers "
+                "are cached; leave prompt and dim out, or use a model without --cache"
+            )
         parameters: dict[str, str | int | bool] = {}
         if prompt is not None:
             parameters[wire.PROMPT] = prompt
-        if dim is not None:
+        if dim is not None and not self._fixed:
             parameters[wire.DIM] = width
         self.total = len(data)
         self._policy = options.on_truncate
@@ -234,6 +277,7 @@ class Job:
         self._vectors = np.empty((len(data), width), np.float32)
         self._tokens = np.zeros(len(data), np.int64)
         self._truncated = np.zeros(len(data), bool)
+        self._accepted = np.zeros(len(data), bool)
 
     def accept(self, chunk: Chunk, tensors: Tensors) -> int:
         """Take a request's answer and return its number of rows.
@@ -241,6 +285,12 @@ class Job:
         Raises:
             ServerError: When it does not have the rows and values that were asked for.
         """
+        if self._fixed and wire.EMBEDDING not in tensors:
+            raise ServerError(
+                "the server answered without vectors: it keeps refusals of a cached model (a text that is too long or "
+                "not UTF-8) in its cache and answers them empty",
+                transient=False,
+            )
         expected = self._vectors[chunk.rows].shape
         for name in chunk.request.outputs:
             shape = None if tensors.get(name) is None else tensors[name].shape
@@ -251,6 +301,7 @@ class Job:
                     transient=False,
                 )
         self._vectors[chunk.rows] = tensors[wire.EMBEDDING]
+        self._accepted[chunk.rows] = True
         if self._watched:
             self._tokens[chunk.rows] = tensors[wire.TOKENS][:, 0]
             self._truncated[chunk.rows] = tensors[wire.TRUNCATED][:, 0]
@@ -267,8 +318,12 @@ class Job:
         """All vectors ``[n, dim]``, once every request was accepted.
 
         Raises:
+            ServerError: When a request was not.
             TruncationError: When texts were too long and that was declared an error.
         """
+        missing = int(self.total - self._accepted.sum())
+        if missing:
+            raise ServerError(f"{missing} of {self.total} texts were not answered", transient=False)
         told = truncation(self._tokens, self._limit)
         if told is not None and self._watched:
             if self._policy == "error":

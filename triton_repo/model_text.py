@@ -27,7 +27,10 @@ BUNDLE_FOLDER = "bundle"
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A model's answer to every request alike: the cacheable variant, which takes no request parameters.
+    """A model's answer to every request alike: the cacheable variant, which takes no notice of request parameters.
+
+    The cache in front of it does not see them either, and would keep a refusal as everybody's answer to these texts,
+    without vectors.
 
     Attributes:
         prompt: Name of a saved prompt; None = the default prompt, "" = none.
@@ -101,6 +104,9 @@ class _Placed:
 class TextModel:
     """Answers requests with an encoder.
 
+    Attributes:
+        takes_parameters: Whether request parameters are looked at.
+
     Args:
         encoder: Runs the bundle, with ``on_truncate="allow"``.
         fixed: The one way in which all requests are answered, or None for request parameters.
@@ -110,6 +116,7 @@ class TextModel:
         self._encoder = encoder
         self._fixed = fixed
         self._info = json.dumps(asdict(encoder.info))
+        self.takes_parameters = fixed is None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], folder: Path) -> TextModel:
@@ -148,9 +155,12 @@ class TextModel:
         """Free the engine."""
         self._encoder.close()
 
-    def answer(self, requests: Sequence[TextRequest]) -> list[TextAnswer | SentportError]:
-        """Answer the requests of one execution, in their order; an error is the answer to its own request."""
-        read = [self._read(request) for request in requests]
+    def answer(self, requests: Sequence[TextRequest | SentportError]) -> list[TextAnswer | SentportError]:
+        """Answer the requests of one execution, in their order; an error is the answer to its own request.
+
+        An error in the place of a request, one that could not be read, is its answer as it is.
+        """
+        read = [one if isinstance(one, SentportError) else self._read(one) for one in requests]
         # Across prompts too: a text is computed once however many requests bring it.
         distinct, inverse = unique_texts(
             [(text, one.unpooled) for one in read if isinstance(one, _Wanted) for text in one.texts]
@@ -183,11 +193,6 @@ class TextModel:
 
     def _parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._fixed is not None:
-            if parameters:
-                raise SentportError(
-                    f"this model takes no request parameters, found {', '.join(sorted(parameters))}; its prompt, dim "
-                    "and truncation are fixed so that answers can be cached"
-                )
             return asdict(self._fixed)
         unknown = sorted(parameters.keys() - set(wire.REQUEST_PARAMETERS))
         if unknown:
@@ -211,7 +216,8 @@ class TextModel:
         told = truncation(lengths, self._encoder.info.max_tokens)
         if wanted.on_truncate == "allow" or told is None:
             return None
-        return TruncationError(f"{told}; shorten them, or send {wire.ON_TRUNCATE}=allow", told.rows, told.tokens)
+        way_out = f", or send {wire.ON_TRUNCATE}=allow" if self.takes_parameters else ""
+        return TruncationError(f"{told}; shorten them{way_out}", told.rows, told.tokens)
 
     def _vectors(self, tokens: Tokens, rows_of_requests: list[NDArray[np.int64]]) -> Vectors:
         """Vectors of the distinct texts, ``[distinct, dim]``; those that only refused requests want stay empty."""

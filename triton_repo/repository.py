@@ -90,7 +90,7 @@ def write_repository(
         threads: Compute threads in all; None = the cores that the server may use.
         batching: How requests wait and are put together.
         fixed: Write the cacheable variant: fixed prompt, dim and truncation, one output, no request parameters.
-        force: Replace an existing repository.
+        force: Replace an existing repository, all of whose models this function wrote.
 
     Returns:
         ``out``.
@@ -109,9 +109,9 @@ def write_repository(
             f"{model!r} cannot be a model's name (letters, digits, '_', '-', '.'); give one with --name"
         )
     config = _config(model, opened, graph, device, threads, batching or Batching(), fixed)
-    _check_out(out, force)
+    _check_out(out, bundle, force)
     with folder_written_aside(out) as folder:
-        _write_model(folder / model, opened, config)
+        _write_model(folder / model, opened, config, _warmup_texts(fixed))
     return out
 
 
@@ -137,7 +137,14 @@ def _check_choices(form: str, device: str, threads: int | None) -> None:
         raise SentportError(f"threads is {threads}; expected a whole number from 1, or none for all cores")
 
 
-def _check_out(out: Path, force: bool) -> None:
+def _check_out(out: Path, bundle: Path, force: bool) -> None:
+    if out.is_symlink():
+        raise SentportError(f"{out} is a symbolic link; give the folder itself")
+    if out.resolve().is_relative_to(bundle.resolve()):
+        raise SentportError(f"{out} lies inside the bundle, which stays as it is; name another folder")
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise SentportError(f"{out} cannot be made: {nearest} is not a folder")
     if not out.exists():
         return
     if not force:
@@ -145,9 +152,20 @@ def _check_out(out: Path, force: bool) -> None:
     children = list(out.iterdir()) if out.is_dir() else []
     if not out.is_dir() or not all((child / CONFIG_FILE).is_file() for child in children):
         raise SentportError(f"{out} is not a model repository, so --force does not replace it; name another folder")
+    foreign = sorted(child.name for child in children if not _is_ours(child))
+    if foreign:
+        raise SentportError(
+            f"{out} holds {', '.join(foreign)}, which `sentport repository` did not write, so --force does not replace "
+            "it; name another folder"
+        )
 
 
-def _write_model(folder: Path, bundle: Bundle, config: str) -> None:
+def _is_ours(model: Path) -> bool:
+    config = (model / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+    return f"parameters {{ key: {_quoted(wire.ENCODER)} " in config
+
+
+def _write_model(folder: Path, bundle: Bundle, config: str, warmup: Mapping[str, str]) -> None:
     version = folder / "1"
     version.mkdir(parents=True)
     (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
@@ -155,7 +173,7 @@ def _write_model(folder: Path, bundle: Bundle, config: str) -> None:
     # Links are safe since nobody edits a finished bundle, and a bundle of gigabytes costs nothing.
     shutil.copytree(bundle.path, version / BUNDLE_FOLDER, copy_function=_link_or_copy)
     (folder / WARMUP_FOLDER).mkdir()
-    for name, text in WARMUP_TEXTS.items():
+    for name, text in warmup.items():
         (folder / WARMUP_FOLDER / name).write_bytes(warmup_element(text))
 
 
@@ -194,7 +212,7 @@ def _config(
         # The cache's key holds neither request parameters nor the outputs asked for.
         f"response_cache {{ enable: {'false' if fixed is None else 'true'} }}",
         *(f"parameters {{ key: {_quoted(k)} value: {{ string_value: {_quoted(v)} }} }}" for k, v in parameters.items()),
-        *_warmup_lines(),
+        *_warmup_lines(_warmup_texts(fixed)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -254,10 +272,16 @@ def _batching_lines(batching: Batching) -> list[str]:
     ]
 
 
-def _warmup_lines() -> list[str]:
+def _warmup_texts(fixed: Fixed | None) -> Mapping[str, str]:
+    # A model that refuses texts over its limit would refuse the long one, and Triton then the model.
+    strict = fixed is not None and fixed.on_truncate == "error"
+    return {name: text for name, text in WARMUP_TEXTS.items() if not (strict and name == "long")}
+
+
+def _warmup_lines(texts: Mapping[str, str]) -> list[str]:
     # Batch size 1: a larger one would be that many requests of the same text.
     value = f'key: "{wire.TEXT}" value {{ data_type: TYPE_STRING dims: [ 1 ] input_data_file: "%s" }}'
-    return [f'model_warmup [ {{ name: "{name}" batch_size: 1 inputs {{ {value % name} }} }} ]' for name in WARMUP_TEXTS]
+    return [f'model_warmup [ {{ name: "{name}" batch_size: 1 inputs {{ {value % name} }} }} ]' for name in texts]
 
 
 def _quoted(text: str) -> str:

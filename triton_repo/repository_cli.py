@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         action="store_true",
-        help="let the server cache answers: prompt, dim and truncation are fixed, there is one output",
+        help="let the server cache answers: prompt, dim and truncation are fixed, there is one output, and request "
+        "parameters are not looked at",
     )
     parser.add_argument("--fixed-prompt", metavar="NAME", help="with --cache: the prompt (default: the model's own)")
     parser.add_argument("--fixed-dim", type=int, metavar="N", help="with --cache: values of a vector (default: all)")

@@ -121,13 +121,15 @@ def _forward_errors(line: str) -> None:
 
 @contextmanager
 def _interrupted_by_termination() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, so that both ways out are one."""
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, so that both ways out are one; ``nohup`` keeps its effect."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

@@ -178,6 +178,9 @@ class TritonServer:
         """Why the server ended, in its own words, as one line."""
         if self._reader is not None and self.poll() is not None:
             self._reader.join(_GRACE_S)  # the last lines may still be in the pipe
+        code = self.poll()
+        if code is not None and code < 0:  # the log does not tell: the kernel ended the server along with it
+            return f"its supervisor (process {self.pid}) was ended by signal {-code}"
         reason = reason_in(list(self._log))
         return reason or f"exit code {self.poll()}, last line: {self._last()}"
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Mapping
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from queue import Empty, LifoQueue
@@ -42,10 +46,13 @@ CHANNEL_ARGUMENTS = [
 ]
 HTTP_OK = 200
 NO_HTTP = "what came back is no HTTP"
+CUT_OFF = "the connection was closed before the answer came"
 _UNAVAILABLE = ("StatusCode.UNAVAILABLE", "503")
 _TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", TIMED_OUT)
 _NO_VERSION = "has no available versions"
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+# What the library's parsers raise for an answer that is none.
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error)
 
 
 class ServerError(SentportError):
@@ -109,6 +116,17 @@ def judged(message: str, status: str | None, seconds: float) -> ServerError:
     return ServerError(" ".join(message.split()), transient=transient)
 
 
+@contextmanager
+def readable(*others: type[Exception]) -> Iterator[None]:
+    """What an answer raises that cannot be read becomes a ``ServerError``; so do other kinds of errors, if given."""
+    kinds: tuple[type[Exception], ...] = (*_UNREADABLE, *others)
+    try:
+        yield
+    except kinds as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ServerError(f"what the server answered cannot be read ({told})", transient=False) from error
+
+
 def load_library(name: str) -> Any:
     """A part of ``tritonclient``.
 
@@ -132,7 +150,8 @@ def tensors_for(library: Any, request: Request) -> tuple[list[Any], list[Any]]:
 
 def tensors_from(result: Any, request: Request) -> Tensors:
     """The outputs of an answer, those that are missing left out."""
-    found = {name: result.as_numpy(name) for name in request.outputs}
+    with readable():
+        found = {name: result.as_numpy(name) for name in request.outputs}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -189,9 +208,48 @@ class GrpcTransport:
 
     def _call(self, call: Callable[[], Any], seconds: float) -> Any:
         try:
-            return call()
+            with readable():
+                return call()
         except self._library.InferenceServerException as error:
             raise judged(error.message(), error.status(), seconds) from error
+
+
+class _Socket(socket.socket):
+    """A socket with one time limit for all that is sent and received until the next is set."""
+
+    deadline = 0.0
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        self._limit()
+        super().sendall(data, flags)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        self._limit()
+        return super().recv_into(buffer, nbytes, flags)
+
+    def _limit(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.settimeout(left)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection whose time limit is for a whole request, also where it has to be opened again for it."""
+
+    deadline = 0.0
+    sock: Any
+
+    def limit(self, seconds: float) -> None:
+        self.timeout = seconds
+        self.deadline = time.monotonic() + seconds
+        if self.sock is not None:
+            self.sock.deadline = self.deadline
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = _Socket(fileno=self.sock.detach())
+        self.sock.deadline = self.deadline
 
 
 class HttpTransport:
@@ -203,7 +261,7 @@ class HttpTransport:
     def __init__(self, address: str) -> None:
         self._library = load_library("http")
         self._address = address
-        self._idle: LifoQueue[http.client.HTTPConnection] = LifoQueue()
+        self._idle: LifoQueue[_Connection] = LifoQueue()
         self._closed = False
 
     def live(self) -> None:
@@ -217,7 +275,8 @@ class HttpTransport:
 
     def models(self) -> list[str]:
         """See ``Transport``."""
-        return [model["name"] for model in self._json("POST", "/v2/repository/index")]
+        with readable():
+            return [model["name"] for model in self._json("POST", "/v2/repository/index")]
 
     def infer(self, model: str, request: Request, seconds: float) -> Tensors:
         """See ``Transport``."""
@@ -230,7 +289,8 @@ class HttpTransport:
         path = f"/v2/models/{quote(model, safe='')}/infer"
         answered, data = self._exchange("POST", path, body, headers, seconds)
         length = answered.get(_HEADER_LENGTH)
-        result = client.parse_response_body(data, header_length=None if length is None else int(length))
+        with readable(self._library.InferenceServerException):
+            result = client.parse_response_body(data, header_length=None if length is None else int(length))
         return tensors_from(result, request)
 
     def close(self) -> None:
@@ -240,10 +300,8 @@ class HttpTransport:
 
     def _json(self, method: str, path: str) -> Any:
         _, data = self._exchange(method, path, b"", {}, MEETING_SECONDS)
-        try:
+        with readable():
             return json.loads(data)
-        except ValueError as error:
-            raise ServerError(f"the answer to {path} is not JSON", transient=False) from error
 
     def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], seconds: float
@@ -275,13 +333,12 @@ class HttpTransport:
             except Empty:
                 return
 
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+    def _connection(self, seconds: float) -> _Connection:
         try:
             connection = self._idle.get_nowait()
         except Empty:
-            return http.client.HTTPConnection(self._address, timeout=seconds)
-        if connection.sock is not None:
-            connection.sock.settimeout(seconds)
+            connection = _Connection(self._address)
+        connection.limit(seconds)
         return connection
 
 

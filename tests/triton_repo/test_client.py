@@ -189,6 +189,46 @@ def test_model_of_somebody_else(fake: FakeTransport) -> None:
         connect()
 
 
+@pytest.fixture
+def cacheable(fake: FakeTransport) -> FakeTransport:
+    fake.config_answer["output"] = [{"name": wire.EMBEDDING}]
+    return fake
+
+
+def test_cacheable_model_is_asked_for_what_it_has(cacheable: FakeTransport) -> None:
+    client = connect(on_truncate="allow")
+    asked: list[dict[str, Any]] = [{"prompt": "query"}, {"prompt": ""}, {"dim": 3}]
+    for options in asked:
+        with pytest.raises(SentportError, match=r"^the prompt, dim \(4\) and truncation of model 'm' are fixed"):
+            client.encode(["a"], **options)
+    assert cacheable.requests == []
+    assert client.encode(["a"], dim=4).shape == (1, 4)
+    assert [dict(request.parameters) for request in cacheable.requests] == [{}]
+    with pytest.raises(SentportError, match="its prompt, dim and truncation are fixed"):
+        connect(on_truncate="error")
+
+
+def test_refusal_from_the_cache_is_named(cacheable: FakeTransport) -> None:
+    client = connect(on_truncate="allow")
+    cacheable.infer = lambda model, request, seconds: {}  # type: ignore[method-assign]
+    with pytest.raises(ServerError, match="answered without vectors: it keeps refusals of a cached model"):
+        client.encode(["a"])
+
+
+def test_result_needs_every_answer(fake: FakeTransport) -> None:
+    client = connect(rows=2)
+    job = client_core.Job(client._facts, client.info, client._options, ["a", "b", "c"], None, None)
+    job.accept(job.chunks[0], fake.infer("m", job.chunks[0].request, 1.0))
+    with pytest.raises(ServerError, match=r"^1 of 3 texts were not answered$"):
+        job.result()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e10, True, "5", None, -1])
+def test_wrong_timeout(value: Any) -> None:
+    with pytest.raises(SentportError, match=re.escape(f"timeout is {value!r}; expected seconds")):
+        Client("host:1", model="m", timeout=value)
+
+
 @pytest.mark.parametrize("name", ["rows_per_request", "in_flight", "timeout"])
 def test_wrong_option(name: str) -> None:
     values: dict[str, Any] = {name: 0}
@@ -202,12 +242,17 @@ def test_wrong_option(name: str) -> None:
         ("host", "grpc", "'host' is not an address; expected host:port"),
         ("host:port", "http", "is not an address"),
         ("http://host:1/v2", "http", "is not an address"),
+        ("a..b:1", "http", "'a..b:1' is not an address"),
+        ("x" * 64 + ":1", "grpc", "is not an address"),
+        ("ho st:1", "http", "is not an address"),
+        ("ho\nst:1", "http", "is not an address"),
+        (None, "grpc", "None is not an address"),
         ("http://host:1", "grpc", "is not an address for protocol grpc"),
         ("https://host:1", "http", "is not an address for protocol http"),
         ("host:1", "rest", "protocol is 'rest'; expected one of grpc, http"),
     ],
 )
-def test_wrong_address_is_seen_at_once(url: str, protocol: str, message: str) -> None:
+def test_wrong_address_is_seen_at_once(url: Any, protocol: str, message: str) -> None:
     with pytest.raises(SentportError, match=re.escape(message)):
         Client(url, model="m", protocol=protocol)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from sentport.batch import TokenBatch
 from sentport.encoder import Vectors
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import SentportError
-from triton_repo import wire
+from triton_repo import repository, wire
 from triton_repo.model_text import BUNDLE_FOLDER, Fixed, TextAnswer, TextModel, TextRequest
 
 LONG = "the cat sat on a mat " * 30
@@ -138,12 +141,52 @@ def test_info_is_told_on_demand(model: TextModel, encoder: Encoder) -> None:
     assert set(answered(silent).tensors()) == {wire.EMBEDDING, wire.TOKENS, wire.TRUNCATED}
 
 
-def test_fixed_model_takes_no_parameters(encoder: Encoder) -> None:
+def test_fixed_model_takes_no_notice_of_parameters(encoder: Encoder) -> None:
     model = TextModel(encoder, Fixed(prompt="query", dim=5, on_truncate="error"))
-    good, asking, long = model.answer([request("sat"), request("sat", dim=5), request(LONG)])
+    good, asking, long = model.answer([request("sat"), request("sat", dim=9, x=1), request(LONG)])
     assert np.abs(answered(good).embedding - encoder.encode(["sat"], prompt="query", dim=5)).max() <= 2e-6
-    assert refused(asking).startswith("this model takes no request parameters, found dim")
+    assert np.array_equal(answered(asking).embedding, answered(good).embedding)
     assert "longer than 48 tokens" in refused(long)
+
+
+class Wire:
+    """A request as Triton hands it over, whose parameters cannot be read where ``parameters`` is an error."""
+
+    def __init__(self, parameters: str | Exception) -> None:
+        self._parameters = parameters
+
+    def as_numpy(self) -> Any:
+        return np.array([[b"sat"]], dtype=object)
+
+    def parameters(self) -> str:
+        if isinstance(self._parameters, Exception):
+            raise self._parameters
+        return self._parameters
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The server's model.py beside a stand-in for the one module that only Triton has."""
+    triton = SimpleNamespace(get_input_tensor_by_name=lambda request, name: request)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
+    file = Path(repository.__file__).with_name("templates") / "text" / "model.py"
+    spec = spec_from_file_location("served_model", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_request_that_cannot_be_read_is_refused_alone(template: ModuleType, model: TextModel, encoder: Encoder) -> None:
+    wires = [Wire('{"dim": 3}'), Wire(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad\nbyte")), Wire("{")]
+    good, bad, garbled = model.answer([template._request(one, True) for one in wires])
+    assert answered(good).embedding.shape == (1, 3)
+    assert refused(bad).startswith("the request cannot be read (UnicodeDecodeError:")
+    assert refused(garbled).startswith("the request cannot be read (JSONDecodeError:")
+    fixed = TextModel(encoder, Fixed())
+    (ignored,) = fixed.answer([template._request(wires[1], fixed.takes_parameters)])
+    assert answered(ignored).embedding.shape == (1, 24)
 
 
 def config(encoder: Encoder, changes: dict[str, str]) -> dict[str, Any]:

@@ -111,6 +111,15 @@ def test_cacheable_variant_has_one_output_and_all_fixed(tiny_bundle: Path, tmp_p
     assert json.loads(settings[wire.ENCODER])["dim"] == 7
 
 
+@pytest.mark.parametrize(("policy", "samples"), [("allow", {"short", "empty", "long"}), ("error", {"short", "empty"})])
+def test_strict_model_is_not_warmed_with_what_it_refuses(
+    tiny_bundle: Path, tmp_path: Path, policy: str, samples: set[str]
+) -> None:
+    out = write_repository(tiny_bundle, tmp_path / "models", fixed=Fixed(on_truncate=policy))
+    assert {sample.name for sample in parsed(out, "tiny").model_warmup} == samples
+    assert {path.name for path in (out / "tiny" / "warmup").iterdir()} == samples
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -155,6 +164,28 @@ def test_existing_out(tiny_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(SentportError, match="is not a model repository"):
         write_repository(tiny_bundle, out, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_force_spares_models_of_others(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = write_repository(tiny_bundle, tmp_path / "models")
+    (out / "foreign").mkdir()
+    (out / "foreign" / "config.pbtxt").write_text('name: "foreign"\nbackend: "python"\n')
+    with pytest.raises(SentportError, match="models holds foreign, which `sentport repository` did not write"):
+        write_repository(tiny_bundle, out, force=True)
+    assert (out / "foreign" / "config.pbtxt").exists()
+
+
+def test_out_that_cannot_be(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for out, message in (
+        (tiny_bundle / "models", "lies inside the bundle"),
+        (tmp_path / "link", "is a symbolic link"),
+        (tmp_path / "file" / "a" / "models", "cannot be made: .*file is not a folder"),
+    ):
+        with pytest.raises(SentportError, match=message):
+            write_repository(tiny_bundle, out, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
 def test_nothing_half_written(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,13 +215,34 @@ def test_outputs_asked_for_plainly(served: Served) -> None:
     assert outputs["TOKENS"]["data"] == served.tiny.tokenize(["the cat 🙂", "a dog " * 40], prompt="").full.tolist()
 
 
+def test_parameter_that_cannot_be_read_fails_its_own_request_only(served: Served) -> None:
+    """What is no UTF-8 in JSON reaches the model as it is."""
+
+    def post(model: str) -> bytes:
+        import http.client
+
+        tensor = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["sat"]}
+        body = json.dumps({"inputs": [tensor], "parameters": {"prompt": "@"}}).encode().replace(b"@", b"\xff")
+        connection = http.client.HTTPConnection(served.urls["http"].removeprefix("http://"))
+        connection.request("POST", f"/v2/models/{model}/infer", body)
+        answer = connection.getresponse().read()
+        connection.close()
+        return answer
+
+    with Client(served.urls["grpc"], model="tiny", retries=0) as client:
+        good, bad = together(lambda: client.encode(["sat"]), lambda: post("tiny"))
+    assert worst_cosine(good, served.tiny.encode(["sat"])) >= 0.99999
+    assert b"the request cannot be read (UnicodeDecodeError" in bad
+    assert b"EMBEDDING" in post("cacheable")
+
+
 @PROTOCOLS
 def test_cacheable_variant(served: Served, protocol: str, caplog: pytest.LogCaptureFixture) -> None:
     with Client(served.urls[protocol], model="cacheable", protocol=protocol) as client:
         assert "does not tell when it cuts a text" in caplog.text
         assert (client.info.dim, client.info.default_prompt, client.info.threads) == (5, "query", 0)
         assert worst_cosine(client.encode(["sat"]), served.tiny.encode(["sat"], prompt="query", dim=5)) >= 0.99999
-        with pytest.raises(SentportError, match="takes no request parameters, found dim"):
+        with pytest.raises(SentportError, match=r"prompt, dim \(5\) and truncation of model 'cacheable' are fixed"):
             client.encode(["sat"], dim=3)
     with pytest.raises(SentportError, match="cacheable variant"):
         Client(served.urls[protocol], model="cacheable", protocol=protocol, on_truncate="error")

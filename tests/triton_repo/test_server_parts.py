@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,31 @@ def test_reader_that_fails_does_not_stop_the_log(models: Path, tmp_path: Path) -
     with TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()), on_log=closed) as server:
         assert server.wait(10) == 1
         assert server.failure() == "the last"
+
+
+def test_supervisor_that_was_killed_is_named(models: Path, tmp_path: Path) -> None:
+    script = tmp_path / "bin" / "tritonserver"
+    script.parent.mkdir()
+    script.write_text(f"#!{shutil.which('sh')}\necho 'error: not the reason'\nexec sleep 60\n")
+    script.chmod(0o755)
+    said = threading.Event()
+    environment = ServerEnvironment(tmp_path, tmp_path, tmp_path, ())
+    with TritonServer(models, environment, on_log=lambda line: said.set()) as server:
+        assert said.wait(10)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait(10) == -signal.SIGKILL
+        assert server.failure() == f"its supervisor (process {server.pid}) was ended by signal 9"
+
+
+def test_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serve_cli._interrupted_by_termination():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ports_that_collide_or_do_not_exist(models: Path, tmp_path: Path) -> None:

@@ -25,20 +25,25 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer all requests of one execution, in their order."""
-        return [_response(answer) for answer in self._model.answer([_request(request) for request in requests])]
+        read = [_request(request, self._model.takes_parameters) for request in requests]
+        return [_response(answer) for answer in self._model.answer(read)]
 
     def finalize(self) -> None:
         """Free the engine."""
         self._model.close()
 
 
-def _request(request: Any) -> TextRequest:
-    texts = pb_utils.get_input_tensor_by_name(request, wire.TEXT).as_numpy()  # [n, 1] of bytes
-    return TextRequest(texts[:, 0].tolist(), json.loads(request.parameters()))
+def _request(request: Any, with_parameters: bool) -> TextRequest | SentportError:
+    try:
+        texts = pb_utils.get_input_tensor_by_name(request, wire.TEXT).as_numpy()  # [n, 1] of bytes
+        return TextRequest(texts[:, 0].tolist(), json.loads(request.parameters()) if with_parameters else {})
+    except Exception as error:  # whatever it is: raised here, it would fail all requests of this execution
+        return SentportError(" ".join(f"the request cannot be read ({type(error).__name__}: {error})".split()))
 
 
 def _response(answer: TextAnswer | SentportError) -> Any:
     if isinstance(answer, SentportError):
-        error = pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG)
+        told = str(answer).encode("utf-8", "backslashreplace").decode()  # it may quote half a character
+        error = pb_utils.TritonError(told, pb_utils.TritonError.INVALID_ARG)
         return pb_utils.InferenceResponse(output_tensors=[], error=error)
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.tensors().items()])
