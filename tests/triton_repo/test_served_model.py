@@ -312,7 +312,7 @@ def test_server_that_comes_back(served: Served, protocol: str) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     client = Client(served.urls[protocol], model="minilm", protocol=protocol, retries=8)
-    client.close()
+    client._transport.close()
     gone = GrpcTransport if protocol == "grpc" else HttpTransport
     client._transport = gone(f"127.0.0.1:{port}")
     target = served.urls[protocol].removeprefix("http://")

@@ -69,8 +69,9 @@ with TritonServer(Path(sys.argv[1]), prepare_environment(Path(sys.argv[2]))) as 
 
 # The command with the tiny model in place of a bundle's repository.
 SERVE = """
-import argparse, shutil
+import argparse, shutil, signal
 from triton_repo import repository, serve_cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 def write_repository(bundle, out, *, name, form, device, threads, batching):
     shutil.copytree(bundle, out)
     return out
