@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from sentport.bulk.blocks import BadRow
+from sentport.bulk.manifest import Made
 from sentport.errors import SentportError
 
 JOURNAL_FILE = "job.jsonl"
@@ -22,42 +23,20 @@ _PUBLISHING = {"publishing": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(Made):
     """Everything that decides what a run makes of its input.
 
     Attributes:
-        fingerprint: Identity of the embedding space.
-        source: Name of the model.
-        similarity: The similarity that the model was trained for.
-        dim: Width of the vectors that are stored.
-        precision: Precision of the graph.
-        engine: Name of the engine.
-        device: Device of the nodes that run.
-        stored: Type that the vectors are stored in.
-        prompt: Name of the prompt; "" = none.
         kind: ``npy``, ``parquet`` or ``folder``.
         column: Column of the text.
-        ids: Column of the ids; None = positions.
         text_ids: Whether ids are text.
-        texts: Whether texts are stored.
         part_rows: Input rows of a part.
         refuse_long: Whether a text over the length limit is a bad row.
     """
 
-    fingerprint: str
-    source: str
-    similarity: str
-    dim: int
-    precision: str
-    engine: str
-    device: str
-    stored: str
-    prompt: str
     kind: str
     column: str
-    ids: str | None
     text_ids: bool
-    texts: bool
     part_rows: int
     refuse_long: bool
 

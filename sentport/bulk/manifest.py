@@ -30,8 +30,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """Which vectors these are, and under which conditions they were made.
+class Made:
+    """What made vectors, and what of them is kept: the same while a job runs and beside its output.
 
     Attributes:
         fingerprint: Identity of the embedding space.
@@ -45,12 +45,6 @@ class Manifest:
         prompt: Name of the saved prompt in front of every text; "" = none.
         ids: Column of the input that ids are from; None = ids are input positions, counted from 0.
         texts: Whether the texts are stored too.
-        rows: Vectors held.
-        bad_rows: Input rows that could not be encoded; their ids are absent.
-        truncated: Texts that lost their end to the model's length limit.
-        input: Names of the input files and the text column, as given.
-        parts: Files of a folder, in order; empty for a single file.
-        format: Version of this description.
     """
 
     fingerprint: str
@@ -64,6 +58,21 @@ class Manifest:
     prompt: str
     ids: str | None
     texts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Made):
+    """Which vectors these are, and under which conditions they were made.
+
+    Attributes:
+        rows: Vectors held.
+        bad_rows: Input rows that could not be encoded; their ids are absent.
+        truncated: Texts that lost their end to the model's length limit.
+        input: Names of the input files and the text column, as given.
+        parts: Files of a folder, in order; empty for a single file.
+        format: Version of this description.
+    """
+
     rows: int
     bad_rows: int
     truncated: int

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sentport.bulk.blocks import BadRow
 from sentport.bulk.inputs import STDIN, Inputs
 from sentport.bulk.journal import JOURNAL_FILE, Journal, is_publishing, remove
-from sentport.bulk.manifest import Manifest, Part, read_manifest
+from sentport.bulk.manifest import Made, Manifest, Part, read_manifest
 from sentport.bulk.parts import join_npy, join_parquet
 from sentport.bulk.store import MANIFEST_FILE, sidecar
 from sentport.errors import SentportError
@@ -97,17 +97,7 @@ def publish(output: Output, journal: Journal, inputs: Inputs) -> Manifest:
     job, folder = journal.job, journal.folder
     parts = [Part(job.part_name(record.part), record.rows, record.size) for record in records]
     manifest = Manifest(
-        fingerprint=job.fingerprint,
-        source=job.source,
-        similarity=job.similarity,
-        dim=job.dim,
-        precision=job.precision,
-        engine=job.engine,
-        device=job.device,
-        stored=job.stored,
-        prompt=job.prompt,
-        ids=job.ids,
-        texts=job.texts,
+        **{one.name: getattr(job, one.name) for one in fields(Made)},
         rows=sum(part.rows for part in parts),
         bad_rows=len(bad),
         truncated=sum(record.truncated for record in records),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentport.batch import TokenBatch
 
 # Padded tokens with which one call is at its most efficient: on a CPU they fill the matrix products and still fit a
-# core's cache (docs/architecture.md has what was measured), a GPU wants thousands a launch.
+# core's cache (measured with ONNX Runtime, docs/architecture.md); the GPU's is a guess until one could be measured on.
 TOKEN_BUDGETS = {"cpu": 256, "cuda": 16_384}
 
 

@@ -42,7 +42,7 @@ _HEAVY_OPERATORS = frozenset(
     }
 )
 _DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(float)": "float32"}
-# A session holds its own copy of the weights; beyond this the second copy costs more than it gives.
+# A session holds its own copy of the weights. A bound on that price, set by hand; nothing larger was measured.
 _TWICE_BYTES = 1 << 29
 _SILENT = 4  # log severity: fatal only; what matters is read from the session and raised
 
@@ -70,11 +70,15 @@ class OnnxRuntimeEngine:
         self._graph = graph
         self._inputs = {tensor.name for tensor in graph.inputs}
         model = bundle.graph_file(graph)
+        data = bundle.path / graph.data_file
+        size = model.stat().st_size + (data.stat().st_size if data.is_file() else 0)
         self._wide = self._open(model, asked, total)
         # Calls of one thread each need no agreement inside a layer: measured a fifth faster than one call with all
         # threads. They share a session of their own; a batch that is alone still gets every thread.
-        apart = asked == "cpu" and total > 1 and model.stat().st_size <= _TWICE_BYTES
-        self._narrow = self._open(model, asked, 1) if apart else self._wide
+        apart = asked == "cpu" and total > 1 and size <= _TWICE_BYTES
+        self._narrow = (
+            _open_session(model, asked, 1) if apart else self._wide
+        )  # the wide one has proved graph and device
         self.sessions, self.threads = (total, 1) if apart else (1, total)
         self.device = asked
 
@@ -102,7 +106,7 @@ class OnnxRuntimeEngine:
     def _open(self, model: Path, device: str, threads: int) -> Any:
         """A session whose signature and device have been checked, the latter by running it."""
         with tempfile.TemporaryDirectory(prefix="sentport-profile-") as folder:
-            session = _open_session(model, device, threads, Path(folder))
+            session = _open_session(model, device, threads, profile=Path(folder))
             self._check_signature(session, model)
             self._vectors(session, TokenBatch.from_rows([[0, 0, 0], [0]]))
             self.nodes = _nodes_by_provider(Path(session.end_profiling()))
@@ -149,15 +153,16 @@ def _cuda_problem() -> str | None:
     return f"onnxruntime's CUDA provider lacks {', '.join(missing)}" if missing else None
 
 
-def _open_session(model: Path, device: str, threads: int, profile_folder: Path) -> Any:
+def _open_session(model: Path, device: str, threads: int, profile: Path | None = None) -> Any:
     if device == "cuda" and (problem := _cuda_problem()):
         raise EngineError(f"device cuda was asked for, but {problem}; `sentport doctor` says what is missing")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
-    options.enable_profiling = True  # of the warm-up only: it tells where nodes really run
-    options.profile_file_prefix = str(profile_folder / "warmup")
+    if profile is not None:
+        options.enable_profiling = True  # of the warm-up only: it tells where nodes really run
+        options.profile_file_prefix = str(profile / "warmup")
     provider, settings = _PROVIDERS[device]
     try:
         # Without fallback: it would print to stdout and swap the CPU in.

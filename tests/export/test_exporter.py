@@ -8,10 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import build_checkpoint, build_transformer, export_tiny, run_cli
 
 from export import exporter
+from export.verify import verify_bundle
+from sentport import Encoder
 from sentport.bundle import read_bundle
 from sentport.errors import CheckpointError, GateError, SentportError
 
@@ -108,3 +111,23 @@ def test_tokenizer_that_differs_from_the_source_is_refused(
 def test_options_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SentportError, match=re.escape(message)):
         exporter.ExportOptions(**options)
+
+
+def test_saved_cut_stands_behind_normalize_and_is_verified(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """As sentence-transformers makes it: vectors that it cuts are not of length one any more."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "cut"))
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncate_dim": 8}))
+    out = export_tiny(folder, tmp_path / "cut.bundle", ("portable",))
+    bundle = read_bundle(out)
+    assert [module["type"] for module in bundle.spec.modules[-2:]] == ["Normalize", "Truncate"]
+    texts = ["the cat sat on the mat", "a dog", ""]
+    with Encoder(out, threads=1) as encoder:
+        np.testing.assert_allclose(
+            encoder.encode(texts), SentenceTransformer(str(folder), device="cpu").encode(texts), atol=2e-6
+        )
+    assert all(verdict.parity for verdict in verify_bundle(bundle, folder))

@@ -56,3 +56,10 @@ def test_damaged_data_is_refused(bundle: Path, tmp_path: Path, damage: str) -> N
     done = run_cli("inspect", str(broken))
     assert done.returncode == 2
     assert b".onnx.data" in done.stderr
+
+
+def test_data_counts_where_weights_would_be_held_twice(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = read_bundle(bundle).select("auto", "auto")
+    monkeypatch.setattr("sentport.engines.onnxruntime._TWICE_BYTES", (bundle / graph.file).stat().st_size)
+    with Encoder(bundle, threads=2) as encoder:
+        assert (encoder.info.sessions, encoder.info.threads) == (1, 2)

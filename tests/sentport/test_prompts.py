@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ from sentport.batch import TokenBatch
 from sentport.bundle import read_bundle
 from sentport.encoder import Encoder
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
-from sentport.errors import EngineError, TruncationError
+from sentport.errors import CheckpointError, EngineError, TruncationError
+from sentport.modeling.checkpoint import load_checkpoint
 from sentport.tokenizer import Tokenizer
 from triton_repo.model_text import TextModel, TextRequest
 
@@ -143,3 +146,15 @@ def write_word_tokenizer(folder: Path, *, begin: bool) -> None:
         fast.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", WORDS.index("[CLS]"))])
     special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
     PreTrainedTokenizerFast(tokenizer_object=fast, model_max_length=64, **special).save_pretrained(folder)
+
+
+def test_tokens_that_only_one_file_calls_special_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """Prompts are counted up to a special token at their end; sentence-transformers asks another file which those are."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    word, number = next((word, n) for word, n in definition["model"]["vocab"].items() if word.isalpha())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    definition["added_tokens"].append({"id": number, "content": word, "special": True, **flags})
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(CheckpointError, match=rf"differ in which tokens are special \(ids {number}\)"):
+        load_checkpoint(folder)
