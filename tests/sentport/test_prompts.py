@@ -149,7 +149,7 @@ def write_word_tokenizer(folder: Path, *, begin: bool) -> None:
 
 
 def test_tokens_that_only_one_file_calls_special_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """Prompts are counted up to a special token at their end; sentence-transformers asks another file which those are."""
+    """A prompt is counted up to a special token at its end; sentence-transformers asks another file for those."""
     folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     definition = json.loads((folder / "tokenizer.json").read_text())
     word, number = next((word, n) for word, n in definition["model"]["vocab"].items() if word.isalpha())
