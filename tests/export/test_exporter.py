@@ -113,9 +113,7 @@ def test_options_that_do_not_exist_are_refused(options: dict[str, Any], message:
         exporter.ExportOptions(**options)
 
 
-def test_saved_cut_stands_behind_normalize_and_is_verified(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_saved_cut_stands_behind_normalize_and_is_verified(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """As sentence-transformers makes it: vectors that it cuts are not of length one any more."""
     from sentence_transformers import SentenceTransformer
 
