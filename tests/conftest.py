@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import struct
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def _loopback() -> None:
         (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, get_flags, request), 16)
         if not flags & up:
             fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """A command run in this process sets the levels of our loggers; the next test starts with those of a fresh one."""
+    from sentport.cli import SIBLING_PACKAGES
+
+    loggers = [logging.getLogger(name) for name in ("sentport", *SIBLING_PACKAGES)]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture
