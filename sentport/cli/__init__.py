@@ -36,6 +36,7 @@ COMMANDS = {
     "verify": Command("export.verify_cli", "cpu or gpu", "repeat the parity gate on a bundle"),
     "inspect": Command("sentport.cli.inspect", "", "show what a bundle holds"),
     "diff": Command("sentport.cli.diff", "cpu or gpu", "compare two encoders: same space or not, and what changes"),
+    "evaluate": Command("sentport.cli.evaluate", "evaluate", "score encoders on STS and transfer tasks, side by side"),
     "encode": Command("sentport.cli.encode", "cpu or gpu", "turn texts into vectors, a few or millions"),
     "pairs": Command("sentport.cli.pairs", "search", "find the most similar pairs among vectors or lines of text"),
     "search": Command("sentport.cli.search", "search", "build an index of vectors, and query it with texts"),

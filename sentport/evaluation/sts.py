@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentport.errors import SentportError
+from sentport.evaluation.tsv import read_columns, read_number
 
 Form = Literal["raw", "senteval"]
 
@@ -41,9 +41,7 @@ class StsPairs:
 
 
 def read_sts(path: str | Path) -> StsPairs:
-    r"""Read a file of ``score<TAB>sentence1<TAB>sentence2`` lines: UTF-8, no header, no quoting.
-
-    Only ``\n`` ends a line; other separators, such as U+2028, belong to the sentence they stand in.
+    """Read a file of ``score<TAB>sentence1<TAB>sentence2`` lines.
 
     Returns:
         The pairs in the file's order, texts exactly as they stand.
@@ -53,44 +51,9 @@ def read_sts(path: str | Path) -> StsPairs:
             columns or no finite score.
     """
     path = Path(path)
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise SentportError(
-            f"{path} cannot be read ({error.strerror}); expected a file of score, sentence1, sentence2 lines"
-        ) from error
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise SentportError(f"{path} is empty; expected lines of score, sentence1, sentence2 separated by tabs")
-    rows = [_parse(line, path, number) for number, line in enumerate(lines, 1)]
-    scores, first, second = zip(*rows, strict=True)
-    return StsPairs(first, second, np.asarray(scores, np.float64))
-
-
-def _parse(line: bytes, path: Path, number: int) -> tuple[float, str, str]:
-    """Score and both sentences of one line; ``path`` and ``number`` say where in an error."""
-    if line.endswith(b"\r"):
-        # Kept, it would become part of sentence2 and of a byte-level tokenizer's ids.
-        raise SentportError(f"{path}, line {number}: ends in CR LF; expected LF alone, convert the line endings")
-    try:
-        columns = line.decode("utf-8").split("\t")
-    except UnicodeDecodeError as error:
-        raise SentportError(
-            f"{path}, line {number}: byte 0x{line[error.start]:02x} at offset {error.start} is not UTF-8; "
-            "expected UTF-8 text"
-        ) from error
-    if len(columns) != 3:
-        raise SentportError(
-            f"{path}, line {number}: {len(columns)} tab-separated columns; expected 3 (score, sentence1, sentence2)"
-        )
-    try:
-        score = float(columns[0])
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise SentportError(f"{path}, line {number}: score is {columns[0][:40]!a}; expected a finite number")
-    return score, columns[1], columns[2]
+    scores, first, second = read_columns(path, ("score", "sentence1", "sentence2"))
+    numbers = [read_number(score, path, line, "score") for line, score in enumerate(scores, 1)]
+    return StsPairs(first, second, np.asarray(numbers, np.float64))
 
 
 def read_sts_task(folder: Path, task: str, form: Form = "raw") -> dict[str, StsPairs]:

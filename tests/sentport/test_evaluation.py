@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sentport.errors import SentportError
-from sentport.evaluation import cosine_pairs, read_sts, read_sts_task, spearman
+from sentport.evaluation import cosine_pairs, pair_similarity, pearson, read_sts, read_sts_task, spearman
 
 
 @pytest.fixture
@@ -36,6 +36,8 @@ def test_cosine_pairs_by_hand() -> None:
     cosines = cosine_pairs(a, b)
     assert cosines.dtype == np.float64
     np.testing.assert_allclose(cosines, [1, 0, 0, -1], atol=1e-15)
+    vectors = np.random.default_rng(0).normal(size=(500, 33)).astype(np.float32)
+    assert set(cosine_pairs(vectors, vectors)) == {1.0}, "equal texts are ties, not ranks made of rounding"
     assert cosine_pairs(np.zeros((0, 3)), np.zeros((0, 3))).shape == (0,)
 
 
@@ -44,6 +46,26 @@ def test_cosine_pairs_refuses_other_shapes(a: tuple[int, ...], b: tuple[int, ...
     """Broadcasting would answer a question that nobody asked."""
     with pytest.raises(SentportError, match=re.escape(f"found {list(a)} and {list(b)}")):
         cosine_pairs(np.ones(a), np.ones(b))
+
+
+def test_similarities_by_hand() -> None:
+    """3-4-5 triangles, by name; a distance is negative, so that more is always more similar."""
+    a = np.array([[3.0, 4.0], [1.0, 2.0]], np.float32)
+    b = np.array([[0.0, 0.0], [4.0, 6.0]], np.float32)
+    assert pair_similarity(a, b, "dot").tolist() == [0, 16]
+    assert pair_similarity(a, b, "euclidean").tolist() == [-5, -5]
+    assert pair_similarity(a, b, "manhattan").tolist() == [-7, -7]
+    assert pair_similarity(a, b).tolist() == pytest.approx([0, 16 / math.sqrt(5 * 52)], abs=1e-15)
+    with pytest.raises(SentportError, match="similarity is 'angle'; expected one of cosine, dot, euclidean, manhattan"):
+        pair_similarity(a, b, "angle")
+
+
+def test_pearson_by_hand() -> None:
+    """Of 1, 2, 6 and 1, 3, 5: covariance 10, sums of squares 14 and 8."""
+    assert pearson([1, 2, 6], [1, 3, 5]) == pytest.approx(10 / math.sqrt(14 * 8), abs=1e-15)
+    assert pearson([1, 2, 3], [-2, -4, -6]) == -1.0
+    with pytest.raises(SentportError, match=r"first list is constant \(every value is 2\.0\)"):
+        pearson([2, 2], [1, 3])
 
 
 def test_spearman_by_hand() -> None:

@@ -23,6 +23,7 @@ from conftest import ROOT, environment, install_wheel
 from sentport import Encoder
 from sentport.encoder import EncoderInfo, TextEncoder, Vectors
 from sentport.errors import InputError, SentportError
+from sentport.evaluation import read_sts, sts_score
 from triton_repo import wire
 from triton_repo.client import AsyncClient, Client
 from triton_repo.environment import ServerEnvironment
@@ -339,3 +340,23 @@ def forward(port: int, target: str) -> None:
         back.start()
         copy(inside, outside)
         back.join()
+
+
+@PROTOCOLS
+def test_evaluate_asks_the_server(
+    served: Served, protocol: str, cli: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """A cache does not keep it from being asked again."""
+    lines = [f"{row}\tA man is eating food.\tA man is eating{' pasta' * row}." for row in range(5)]
+    (tmp_path / "sts_raw/STSBenchmark").mkdir(parents=True)
+    (tmp_path / "sts_raw/STSBenchmark/test.tsv").write_text("\n".join(lines))
+    address = f"{protocol}://{served.urls[protocol].removeprefix('http://')}/minilm"
+    options = ("--tasks", "stsb", "--data", str(tmp_path), "--cache", str(tmp_path / "cache"), "--json")
+    for _ in range(2):
+        code, out, err = cli("evaluate", address, *options)
+        assert code == 0, err
+        (system,) = json.loads(out)["systems"]
+        assert (system["kind"], system["label"], system["texts_computed"]) == ("server", "minilm", 6)
+        assert system["fingerprint"] == served.minilm.info.fingerprint
+    pairs = read_sts(tmp_path / "sts_raw/STSBenchmark/test.tsv")
+    assert system["scores"]["stsb"]["score"] == pytest.approx(sts_score(served.minilm, pairs), abs=0.01)
