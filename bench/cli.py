@@ -60,6 +60,7 @@ def measure_step(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         checkpoint=arguments.checkpoint,
         bundle=arguments.bundle,
+        layouts=None if arguments.layout is None else _words(arguments.layout),
         corpus=load_corpus(arguments.corpus),
         contestants=_words(arguments.contestants),
         policies=tuple(_policy(name) for name in _words(arguments.policies)),
@@ -129,6 +130,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", metavar="DIR", type=Path, required=True, help="the source model, whose vectors are right")
     add("--bundle", metavar="BUNDLE", type=Path, help="its bundle, for the onnxruntime rows")
+    add("--layout", metavar="NAMES", help="padded,packed: the bundle's graphs, side by side (default: those it has)")
     add(
         "--corpus", metavar="FILE", type=Path, help="one sentence a line (default: STS-B, else CPython's documentation)"
     )

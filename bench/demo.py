@@ -24,6 +24,7 @@ from bench.records import read_records
 from bench.report import headlines, render_table, write_report
 from bench.run import Settings
 from bench.server import NoServer, ServerProcess, serve_command
+from sentport.bundle import LAYOUTS, read_bundle
 from sentport.errors import SentportError
 from sentport.hardware import available_cores
 
@@ -82,9 +83,14 @@ class Demo:
         self._report(raw)
 
     def _export(self, checkpoint: Path) -> None:
-        if self.bundle.exists() and _command("verify", str(self.bundle)):
+        if (
+            self.bundle.exists()
+            and _command("verify", str(self.bundle))
+            and read_bundle(self.bundle).layouts == LAYOUTS
+        ):
             return
-        if not _command("export", str(checkpoint), "--out", str(self.bundle), "--force"):
+        layouts = ("--layout", ",".join(LAYOUTS))
+        if not _command("export", str(checkpoint), "--out", str(self.bundle), *layouts, "--force"):
             raise SentportError("the export failed; its message stands above")
         if not _command("verify", str(self.bundle)):
             raise SentportError("the new bundle does not verify; its message stands above")

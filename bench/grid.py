@@ -25,11 +25,10 @@ CONTESTANTS = ("sentence-transformers", "torch", "onnxruntime", "triton")
 
 # With tokenisation taken out, these two tell what sorting does to the engine; the other policies add nothing there.
 _APART = (BatchPolicy.ARRIVAL, BatchPolicy.SMART)
-# Sorting texts of one length must change nothing: one engine in both orders, and the baseline for the ratio.
-_FLAT = (
-    (baseline.NAME, None),
-    (onnxruntime_engine.NAME, BatchPolicy.ARRIVAL),
-    (onnxruntime_engine.NAME, BatchPolicy.SMART),
+# On texts of one length neither sorting nor packing can gain: one engine in both orders, and the baseline.
+_FLAT: tuple[tuple[str, tuple[BatchPolicy | None, ...]], ...] = (
+    (baseline.NAME, (None,)),
+    (onnxruntime_engine.NAME, (BatchPolicy.ARRIVAL, BatchPolicy.SMART)),
 )
 
 
@@ -60,6 +59,7 @@ class RunOptions:
         corpus: What is encoded.
         contestants: Of ``CONTESTANTS``.
         policies: Batch policies, for contestants that can be told.
+        layouts: Layouts of the bundle's graphs, side by side; None = those it has.
         apart: Measure with tokenisation taken out as well.
         flat: Measure the flat case too.
         servers: Running servers.
@@ -75,6 +75,7 @@ class RunOptions:
     corpus: Corpus
     contestants: tuple[str, ...] = CONTESTANTS
     policies: tuple[BatchPolicy, ...] = tuple(BatchPolicy)
+    layouts: tuple[str, ...] | None = None
     apart: bool = True
     flat: bool = True
     servers: tuple[ServerTarget, ...] = ()
@@ -141,7 +142,8 @@ def _opened(options: RunOptions, threads: int) -> Iterator[Contestant]:
     if "torch" in options.contestants:
         yield torch_engine.open_contestant(options.checkpoint, threads, options.device)
     if "onnxruntime" in options.contestants and options.bundle:
-        yield onnxruntime_engine.open_contestant(options.bundle, threads, options.device)
+        for layout in options.layouts or read_bundle(options.bundle).layouts:
+            yield onnxruntime_engine.open_contestant(options.bundle, threads, options.device, layout)
     if "triton" in options.contestants and options.servers:
         from bench.contestants.triton import TritonContestant
 
@@ -156,10 +158,13 @@ def _opened(options: RunOptions, threads: int) -> Iterator[Contestant]:
 def make_cases(options: RunOptions, contestants: Sequence[Contestant], workloads: Sequence[Workload]) -> list[Case]:
     """The rows of a run: the grid on the corpus, then the flat case where there is a second workload."""
     main, *flat = workloads
-    by_name = {contestant.name: contestant for contestant in contestants}
     rows = [(contestant, work, main) for contestant in contestants for work in _works(contestant, options)]
     rows += [
-        (by_name[name], Work(policy), workload) for workload, (name, policy) in product(flat, _FLAT) if name in by_name
+        (contestant, Work(policy), workload)
+        for workload, (name, policies) in product(flat, _FLAT)
+        for contestant in contestants
+        if contestant.name.startswith(name)
+        for policy in policies
     ]
     return [
         Case(contestant, work, workload, options.device, place, _is_baseline(contestant.name, work))

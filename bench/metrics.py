@@ -14,6 +14,7 @@ MEASURED = "measured"
 
 _COMMON = ("contestant", "policy", "batch", "tokenisation_inside", "baseline")
 _DETAILS = ("precision", "layout", "device", "sessions", "threads", "transport")
+_PACKED = " packed"  # what tells a contestant's name from that of the same engine with layout padded
 # What makes two records observations of the same row.
 _IDENTITY = (*_COMMON, *_DETAILS)
 
@@ -256,7 +257,7 @@ def _gpu_row(record: Record) -> Row:
 
 def findings(parts: Sequence[Section]) -> list[Finding]:
     """The headline figures of a report; each needs its rows and is left out where they are missing."""
-    found = [_sorting(part) for part in parts if part.kind == BENCHMARK]
+    found = [finding(part) for part in parts if part.kind == BENCHMARK for finding in (_sorting, _packing)]
     main = next((part for part in parts if part.kind == BENCHMARK), None)
     if main is not None:
         found = [_best(main), *found, _through_server(main)]
@@ -287,8 +288,11 @@ def _best(part: Section) -> Finding | None:
 
 
 def _sorting(part: Section) -> Finding | None:
-    """Smart batching over arrival order for one engine and one batch size: the fastest engine that has both."""
-    rates = {(row.contestant, row.policy, row.batch): row.rate for row in _in_process(part)}
+    """Smart batching over arrival order for one engine and one batch size: the fastest engine that has both.
+
+    Of those that pad, since it is padding that sorting saves.
+    """
+    rates = {(row.contestant, row.policy, row.batch): row.rate for row in _in_process(part) if row.layout != "packed"}
     pairs = [
         (name, batch, rate, rates[name, BatchPolicy.ARRIVAL.value, batch])
         for (name, policy, batch), rate in rates.items()
@@ -300,6 +304,21 @@ def _sorting(part: Section) -> Finding | None:
     if not smart or not arrival:
         return None
     return Finding("smart over arrival order", f"{smart / arrival:.2f}×", f"{name}, {batch} a batch, on {part.corpus}")
+
+
+def _packing(part: Section) -> Finding | None:
+    """A packed graph over the padded one, same engine and batches: in arrival order first, where most padding is."""
+    rates = {(row.contestant, row.policy): row.rate for row in _in_process(part) if row.rate}
+    ratios = [
+        (policy, rate / padded)
+        for (name, policy), rate in rates.items()
+        if name.endswith(_PACKED) and (padded := rates.get((name.removesuffix(_PACKED), policy)))
+    ]
+    if not ratios:
+        return None
+    (first, ratio), *others = sorted(ratios, key=lambda pair: pair[0] != BatchPolicy.ARRIVAL.value)
+    note = ", ".join([*(f"{policy} {other:.2f}×" for policy, other in others), f"on {part.corpus}"])
+    return Finding(f"packed over padded, {first}", f"{ratio:.2f}×", note)
 
 
 def _through_server(part: Section) -> Finding | None:

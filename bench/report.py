@@ -35,7 +35,8 @@ HOW_TO_READ = (
     "order, for texts never seen before, and for texts beyond the length limit; one that answers seen texts faster "
     "than new ones is rejected, in calls of a few texts as well as of the whole corpus. "
     "Every timed answer was checked again; the worst cosine is over these.",
-    "Padding waste is the share of computed tokens that were padding; a dash where it cannot be seen from outside.",
+    "Padding waste is the share of computed tokens that were padding; a dash where it cannot be seen from outside. A "
+    "packed graph computes none, but attention, a small part, on its batch's rectangle.",
 )
 
 

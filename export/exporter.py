@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,19 +9,19 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.conformance import check_tokenizer
-from export.ort_flavour import fuse, fused_attention, operators
-from export.passes import finish
-from export.signature import outputs, padded_inputs
+from export.graphs import FLAVOURS, Graph, Say, make_graphs
+from export.ort_flavour import operators
+from export.signature import outputs
 from export.suite import Suite, build_suite, save_suite
 from export.texts import PARITY_TEXTS, adversarial_lines
-from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET, IR_VERSIONS, OPSETS, trace_padded
+from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET, IR_VERSIONS, OPSETS
 from export.verify import check_graph
 from sentport.bundle import (
     GOLDEN_FILE,
+    LAYOUTS,
     TOKENIZER_FILE,
     Bundle,
     GraphRecord,
-    TensorRecord,
     is_bundle,
     sha256_of,
     write_description,
@@ -34,15 +33,11 @@ from sentport.inputs import prompt_text
 from sentport.modeling.checkpoint import Checkpoint, load_checkpoint
 from sentport.modeling.hub import locate
 from sentport.modeling.length_limit import ASKED
-from sentport.modeling.sentence_model import SentenceModel
 from sentport.modeling.simcse import pooling_name
 from sentport.tokenizer import Tokenizer
 
-FLAVOURS = ("portable", "ort")
 # Weights beyond it go into a file of their own: a protobuf file ends at 2 GiB, and the graph needs some of it.
 _ONE_FILE_BYTES = 2_000_000_000
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,7 @@ class ExportOptions:
     """What to export and how.
 
     Attributes:
+        layouts: Of ``padded`` and ``packed``.
         flavours: Of ``portable`` and ``ort``; None = both, ``ort`` only where ONNX Runtime fuses something.
         pooling: For plain Hugging Face checkpoints, which do not say.
         normalize: Append L2 normalisation; None = as saved, or on for a plain checkpoint.
@@ -62,6 +58,7 @@ class ExportOptions:
         force: Replace an existing bundle, once the new one has passed.
     """
 
+    layouts: tuple[str, ...] = ("padded",)
     flavours: tuple[str, ...] | None = None
     pooling: str | None = None
     normalize: bool | None = None
@@ -74,15 +71,15 @@ class ExportOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
-        flavours = FLAVOURS if self.flavours is None else self.flavours
-        unknown = [flavour for flavour in flavours if flavour not in FLAVOURS]
-        if unknown or not flavours:
-            raise SentportError(f"flavour {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(FLAVOURS)}")
+        for kind, asked, known in (("layout", self.layouts, LAYOUTS), ("flavour", self.flavours, FLAVOURS)):
+            unknown = [name for name in asked or () if name not in known]
+            if unknown or asked == ():
+                raise SentportError(f"{kind} {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(known)}")
         if self.opset not in OPSETS:
             raise SentportError(f"opset {self.opset} is not supported; expected {OPSETS[0]} to {OPSETS[-1]}")
         if self.ir_version not in IR_VERSIONS:
-            known = f"{IR_VERSIONS[0]} to {IR_VERSIONS[-1]}"
-            raise SentportError(f"IR version {self.ir_version} is not supported; expected {known}")
+            span = f"{IR_VERSIONS[0]} to {IR_VERSIONS[-1]}"
+            raise SentportError(f"IR version {self.ir_version} is not supported; expected {span}")
 
 
 def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Say) -> Bundle:
@@ -118,22 +115,19 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         (folder / "graphs").mkdir()
         tokenizer = _write_tokenizer(checkpoint, folder)
         say("computing the source's vectors for the golden suite")
-        suite = _suite(checkpoint, tokenizer)
+        suite = _suite(checkpoint, tokenizer, options.layouts)
         save_suite(suite, folder / GOLDEN_FILE)
         say("tracing the graph, and proving the tokenizer on adversarial lines beside it")
         lines = [*PARITY_TEXTS, *adversarial_lines()]
         proof = beside.submit(check_tokenizer, tokenizer, checkpoint.tokenizer, spec.max_tokens, lines)
-        portable = _trace(checkpoint, options)
         bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof.result()))
-        graphs = []
-        for flavour in options.flavours or FLAVOURS:
-            model = portable if flavour == "portable" else _fused(portable, checkpoint, options, say)
-            if model is None:
-                continue
-            say(f"writing and checking padded-fp32-{flavour}")
-            graph = _write_graph(model, checkpoint, flavour, options, folder)
-            graphs.append(_gated(bundle, graph, suite, tokenizer))
-        bundle = replace(bundle, graphs=tuple(graphs))
+        made = make_graphs(checkpoint.model, options.layouts, options.flavours, options.opset, options.ir_version, say)
+        records = []
+        for graph in made:
+            record = _write_graph(graph, checkpoint.model.dim, folder)
+            say(f"checking {record.file}")
+            records.append(replace(record, parity=check_graph(bundle, record, suite, tokenizer).record()))
+        bundle = replace(bundle, graphs=tuple(records))
         write_description(bundle)
     return replace(bundle, path=out)
 
@@ -165,7 +159,7 @@ def suite_from_source(
             f"and {spec.fingerprint[:12]}… differ"
         )
     check_tokenizer(tokenizer, checkpoint.tokenizer, spec.max_tokens, [*PARITY_TEXTS, *adversarial_lines()])
-    return _suite(checkpoint, tokenizer)
+    return _suite(checkpoint, tokenizer, bundle.layouts)
 
 
 def _check_out(out: Path, force: bool) -> None:
@@ -183,7 +177,7 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
     return Tokenizer.from_file(path, checkpoint.spec.max_tokens)
 
 
-def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Suite:
+def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer, layouts: tuple[str, ...]) -> Suite:
     encoder, spec = checkpoint.model.transformer, checkpoint.spec
     return build_suite(
         TorchEngine(checkpoint.model, device="cpu"),
@@ -191,62 +185,32 @@ def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Suite:
         PARITY_TEXTS,
         vocabulary=encoder.vocabulary,
         token_types=encoder.token_types if encoder.uses_token_types else 1,
+        without_types="packed" in layouts,
         prompt=prompt_text(spec.prompts, spec.default_prompt, None),
         pools_prompt=spec.pools_prompt,
     )
 
 
-def _inputs(model: SentenceModel) -> tuple[TensorRecord, ...]:
-    return padded_inputs(model.uses_token_types, model.uses_pooling_mask)
-
-
-def _trace(checkpoint: Checkpoint, options: ExportOptions) -> ir.Model:
-    model = checkpoint.model
-    traced = trace_padded(model, options.opset)
-    return finish(traced, _inputs(model), outputs(model.dim), options.ir_version)
-
-
-def _fused(portable: ir.Model, checkpoint: Checkpoint, options: ExportOptions, say: Say) -> ir.Model | None:
-    """The graph for flavour ``ort``; None where there is nothing to fuse and the flavour was not asked for."""
-    model, config = checkpoint.model, checkpoint.model.transformer.config
-    try:
-        fused = fuse(portable, config)
-    except SentportError as error:
-        if options.flavours is not None:
-            raise SentportError(f"{error}; export with --flavour portable") from error
-        say(f"note: {error}; flavour ort is left out")
-        return None
-    attention, layers = fused_attention(fused), config.num_hidden_layers
-    if attention < layers:
-        say(f"note: ONNX Runtime's optimiser fuses {attention} of the {layers} attention layers of {config.model_type}")
-    return finish(fused, _inputs(model), outputs(model.dim), options.ir_version)
-
-
-def _write_graph(
-    model: ir.Model, checkpoint: Checkpoint, flavour: str, options: ExportOptions, folder: Path
-) -> GraphRecord:
-    graph = GraphRecord(
-        file=f"graphs/padded-fp32-{flavour}.onnx",
-        layout="padded",
+def _write_graph(graph: Graph, dim: int, folder: Path) -> GraphRecord:
+    """Write a graph, its weights beside it where one file cannot hold them; the record still lacks its parity."""
+    record = GraphRecord(
+        file=f"graphs/{graph.layout}-fp32-{graph.flavour}.onnx",
+        layout=graph.layout,
         precision="fp32",
-        flavour=flavour,
-        inputs=_inputs(checkpoint.model),
-        outputs=outputs(checkpoint.model.dim),
-        opset=model.opset_imports[""],
-        ir_version=options.ir_version,
+        flavour=graph.flavour,
+        inputs=graph.inputs,
+        outputs=outputs(dim),
+        opset=graph.model.opset_imports[""],
+        ir_version=graph.model.ir_version,
         sha256="",
-        operators=operators(model),
+        operators=operators(graph.model),
         parity={},
+        packed=graph.packed,
     )
-    file, data = folder / graph.file, folder / graph.data_file
-    tensors = (value.const_value for value in model.graph.initializers.values())
+    file, data = folder / record.file, folder / record.data_file
+    tensors = (value.const_value for value in graph.model.graph.initializers.values())
     if sum(tensor.nbytes for tensor in tensors if tensor is not None) > _ONE_FILE_BYTES:
-        ir.save(model, file, external_data=data.name)
+        ir.save(graph.model, file, external_data=data.name)
     else:
-        file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
-    return replace(graph, sha256=sha256_of(file), data_sha256=sha256_of(data) if data.is_file() else None)
-
-
-def _gated(bundle: Bundle, graph: GraphRecord, suite: Suite, tokenizer: Tokenizer) -> GraphRecord:
-    """The record with its parity, or the gate's refusal with the graph's name in front."""
-    return replace(graph, parity=check_graph(bundle, graph, suite, tokenizer).record())
+        file.write_bytes(ir.to_proto(graph.model).SerializeToString(deterministic=True))
+    return replace(record, sha256=sha256_of(file), data_sha256=sha256_of(data) if data.is_file() else None)

@@ -15,6 +15,13 @@ def padded_inputs(token_types: bool, pooling_mask: bool) -> tuple[TensorRecord, 
     return tuple(TensorRecord(name, "int64", ("batch", "tokens")) for name in names)
 
 
+def packed_inputs(pooling_mask: bool) -> tuple[TensorRecord, ...]:
+    """Inputs of layout ``packed``: the tokens of all rows end to end, and how many each row has, pads included."""
+    tokens = [TensorRecord(name, "int64", ("total_tokens",)) for name in ("input_ids", "attention_mask")]
+    pooling = [TensorRecord("pooling_mask", "int64", ("total_tokens",))] if pooling_mask else []
+    return (*tokens, TensorRecord("lengths", "int32", ("batch",)), *pooling)
+
+
 def outputs(dim: int) -> tuple[TensorRecord, ...]:
     """The one output; ``dim`` is the only number among all axes."""
     return (TensorRecord(OUTPUT, "float32", ("batch", dim)),)

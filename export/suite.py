@@ -68,6 +68,10 @@ class Suite:
     prompt: str = ""
     unpooled: int = 0
 
+    def without_types(self) -> Suite:
+        """Without the batches that have token types, for layout ``packed``, which takes none."""
+        return replace(self, cases=tuple(case for case in self.cases if not np.any(case.batch.token_type_ids)))
+
     def rows(self, tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
         """The texts' token ids, the prompt in front."""
         return tokenizer.encode([self.prompt + text for text in self.texts]).rows
@@ -84,6 +88,7 @@ def build_suite(
     *,
     vocabulary: int,
     token_types: int,
+    without_types: bool = False,
     prompt: str = "",
     pools_prompt: bool = True,
     seed: int = 0,
@@ -96,6 +101,7 @@ def build_suite(
         texts: The parity texts.
         vocabulary: Ids of hand-made batches are drawn below this.
         token_types: Token types are drawn below this; 1 for a model without.
+        without_types: Have every batch with token types once more without them.
         prompt: The text of the model's default prompt.
         pools_prompt: Whether a prompt's tokens take part in pooling.
         seed: For shapes and ids.
@@ -107,6 +113,9 @@ def build_suite(
         rows = int(random.integers(1, _MAX_RANDOM_ROWS + 1))
         shapes.append((rows, int(random.integers(1, min(limit, _MAX_RANDOM_TOKENS) + 1))))
     batches = [_random_batch(random, rows, tokens, vocabulary, token_types) for rows, tokens in shapes]
+    if without_types and token_types > 1:
+        shapes *= 2
+        batches += [replace(batch, token_type_ids=np.zeros_like(batch.ids)) for batch in batches]
     if not pools_prompt:
         batches = [_with_prompts(random, batch) for batch in batches]
     suite = Suite(

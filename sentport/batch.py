@@ -88,3 +88,16 @@ class TokenBatch:
         mask = spread(self.attention_mask, 0, 1)
         pooling = mask if self.pooling_mask is None else spread(self.pooling_mask, 0, 0)
         return spread(self.ids, pad_id, 0), mask, spread(self.token_type_ids, 0, 0), pooling
+
+    def packed(self, pad_id: int = 0) -> tuple[Ids, Ids, NDArray[np.int32], Ids]:
+        """The batch end to end: ids, attention mask, lengths, pooling mask; all ``[T]``, lengths ``[B]``.
+
+        T is at least one, since no graph takes an empty axis: where no row has a token, the first one gets a pad.
+        """
+        lengths, ids = self.lengths, self.ids
+        mask = np.ones(len(ids), np.int64) if self.attention_mask is None else self.attention_mask
+        pooling = mask if self.pooling_mask is None else self.pooling_mask
+        if len(ids) or not len(lengths):
+            return ids, mask, lengths, pooling
+        no_token = np.zeros(1, np.int64)
+        return np.full(1, pad_id, np.int64), no_token, np.eye(1, len(lengths), dtype=np.int32)[0], no_token

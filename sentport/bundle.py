@@ -12,13 +12,17 @@ from typing import Any
 from sentport import __version__
 from sentport.errors import BundleError
 
-# 1.1: a graph's external data, the source's revision, chains that pool without the prompt. A newer minor than ours
-# is refused, since it may hold what this version would drop; what an older one lacks has its default.
-FORMAT = (1, 1)
+# 1.1: a graph's external data, the source's revision, chains that pool without the prompt. 1.2: packed graphs. A newer
+# minor than ours is refused, since it may hold what this version would drop; what an older one lacks has its default.
+FORMAT = (1, 2)
 DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 GOLDEN_FILE = "golden.npz"
-LAYOUTS = ("padded",)
+LAYOUTS = ("padded", "packed")
+PACKINGS = ("rewritten", "unpacked")
+# In which order layout ``auto`` takes graphs on a device, by how they are packed; None is layout ``padded``. Packed
+# goes first only where it was measured to be faster (docs/architecture.md, Engines).
+_AUTO_LAYOUT = {"cpu": ("rewritten", None, "unpacked"), "cuda": (None, "rewritten", "unpacked")}
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class GraphRecord:
         operators: How often it holds each operator.
         parity: The gate's figures.
         data_sha256: Hash of its weights' own file, ``data_file``; None when they lie in the graph (under 2 GB).
+        packed: Of layout ``packed`` alone: ``rewritten`` computes on tokens, and only attention on rectangles;
+            ``unpacked`` makes a padded batch inside the graph, so that it is right and no faster than ``padded``.
     """
 
     file: str
@@ -61,6 +67,7 @@ class GraphRecord:
     operators: Mapping[str, int]
     parity: Mapping[str, Any]
     data_sha256: str | None = None
+    packed: str | None = None
 
     @property
     def data_file(self) -> str:
@@ -211,15 +218,26 @@ class Bundle:
             texts: list[str] = json.loads(arrays["texts"].tobytes())
         return [text.removeprefix(self.spec.prompts.get(self.spec.default_prompt or "", "")) for text in texts]
 
-    def select(self, layout: str, precision: str) -> GraphRecord:
-        """The graph to run on this library's own engine.
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts of its graphs."""
+        return tuple(layout for layout in LAYOUTS if any(graph.layout == layout for graph in self.graphs))
 
-        ``auto`` takes fp32 where the bundle has it, else its only precision: a lower precision is never chosen
-        unasked. Among flavours the ``ort`` one goes first, since it is the one made for ONNX Runtime.
+    def select(self, layout: str, precision: str, device: str = "cpu") -> GraphRecord:
+        """The graph to run on this library's own engine, on device ``cpu`` or ``cuda``.
+
+        Precision ``auto`` takes fp32 where the bundle has it, else its only one: a lower precision is never chosen
+        unasked. Layout ``auto`` takes the faster one by measure (docs/architecture.md, Engines). Among flavours the
+        ``ort`` one goes first, since it is the one made for ONNX Runtime.
 
         Raises:
             BundleError: Listing what the bundle has when nothing fits, or when ``auto`` would have to guess.
         """
+        if layout not in ("auto", *LAYOUTS):
+            raise BundleError(f"layout {layout!r} is unknown; known: auto, {', '.join(LAYOUTS)}")
+        if layout not in ("auto", *self.layouts):
+            way_out = f"sentport export SOURCE --out BUNDLE --layout {','.join(LAYOUTS)}"
+            raise BundleError(f"{self.path} has no graph of layout {layout}; `{way_out}` makes one")
         held = sorted({f"{graph.layout} {graph.precision}" for graph in self.graphs})
         precisions = {graph.precision for graph in self.graphs}
         if precision == "auto":
@@ -231,7 +249,8 @@ class Bundle:
             raise BundleError(
                 f"{self.path} has no graph with layout {layout} in {precision}; it holds {', '.join(held)}"
             )
-        return min(fitting, key=lambda graph: graph.flavour != "ort")
+        order = _AUTO_LAYOUT[device]
+        return min(fitting, key=lambda graph: (order.index(graph.packed), graph.flavour != "ort"))
 
 
 def sha256_of(path: Path) -> str:
@@ -330,6 +349,8 @@ def _check_values(spec: ModelSpec, graphs: tuple[GraphRecord, ...]) -> None:
     for graph in graphs:
         if graph.layout not in LAYOUTS:
             raise ValueError(f"layout {graph.layout!r} is unknown")
+        if graph.packed not in (PACKINGS if graph.layout == "packed" else (None,)):
+            raise ValueError(f"packed is {graph.packed!r} for a graph of layout {graph.layout}")
         if [tensor.axes for tensor in graph.outputs] != [("batch", spec.dim)]:
             raise ValueError(f"{graph.file} does not give vectors of {spec.dim}")
 

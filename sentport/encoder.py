@@ -93,7 +93,8 @@ class Encoder:
     Args:
         source: A bundle folder, or a checkpoint folder.
         engine: ``auto``, ``onnxruntime`` (bundles) or ``torch`` (checkpoints).
-        layout: ``auto`` or ``padded``.
+        layout: ``padded``, or ``packed`` for bundles with a graph that computes no padding between rows; ``auto``
+            takes the faster one by measure.
         precision: ``auto`` takes fp32 where there is one and never a lower precision unasked.
         threads: Compute threads in all; None = the cores that affinity and cgroup allow.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -122,7 +123,6 @@ class Encoder:
     ) -> None:
         _check_choice("on_truncate", on_truncate, ("warn", "error", "allow"))
         _check_choice("errors", errors, ("raise", "replace"))
-        _check_choice("layout", layout, ("auto", "padded"))
         if threads is not None and (type(threads) is not int or threads < 1):
             raise SentportError(
                 f"threads is {threads!r}; expected a positive whole number, or None for all allowed cores"
@@ -132,7 +132,7 @@ class Encoder:
         opened = open_source(source, engine, layout, precision, threads, device)
         self.spec, self._engine = opened.spec, opened.engine
         self.tokenizer = Tokenizer(opened.tokenizer_definition, self.spec.max_tokens, threads or available_cores())
-        self.info = _info(self.spec, self._engine, opened.layout)
+        self.info = _info(self.spec, self._engine)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, dim: int | None = None, progress: bool = False
@@ -226,7 +226,8 @@ class Encoder:
 
     def compute(self, tokens: Tokens, *, done: Callable[[int], None] | None = None) -> Vectors:
         """Vectors ``[n, dim]`` of rows that are already tokens, in their order; ``done`` is told of rows computed."""
-        batches = plan_batches(tokens.lengths, token_budget=shared_budget(tokens.lengths, self._engine))
+        budget = shared_budget(tokens.lengths, self._engine)
+        batches = plan_batches(tokens.lengths, token_budget=budget, layout=self._engine.layout)
         return run_batches(self._engine, tokens, batches, self.spec.dim, done)
 
     def shorten(self, vectors: Vectors, dim: int) -> Vectors:
@@ -271,7 +272,7 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         raise SentportError(f"{name} is {value!r}; expected one of {', '.join(known)}")
 
 
-def _info(spec: ModelSpec, engine: Engine, layout: str) -> EncoderInfo:
+def _info(spec: ModelSpec, engine: Engine) -> EncoderInfo:
     return EncoderInfo(
         dim=spec.dim,
         max_tokens=spec.max_tokens,
@@ -281,7 +282,7 @@ def _info(spec: ModelSpec, engine: Engine, layout: str) -> EncoderInfo:
         fingerprint=spec.fingerprint,
         engine=engine.name,
         precision=engine.precision,
-        layout=layout,
+        layout=engine.layout,
         device=engine.device,
         sessions=engine.sessions,
         threads=engine.threads,

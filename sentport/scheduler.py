@@ -18,6 +18,9 @@ from sentport.engines import TOKEN_BUDGETS, Engine
 from sentport.errors import SentportError
 from sentport.tokenizer import Tokens
 
+# Layout ``packed`` computes tokens, but attention on the rectangle of rows x longest row: its part of the time, and its
+# memory, may exceed those of a padded batch of the same budget by this factor.
+_RECTANGLE = 1.25
 # Work is not cut finer than this to have something for every session.
 _LEAST_TOKENS = 64
 
@@ -31,7 +34,7 @@ class BatchPolicy(str, Enum):
     ONE_BY_ONE = "one-by-one"  # a batch for every row
     ARRIVAL = "arrival"  # a fixed number of rows, as they came
     SMART = "smart"  # a fixed number of rows, sorted by length (SBERT, section 6)
-    TOKEN_BUDGET = "token-budget"  # sorted by length, as many rows as the padded batch's token budget holds
+    TOKEN_BUDGET = "token-budget"  # sorted by length, as many rows as the token budget holds once they are laid out
 
 
 def plan_batches(
@@ -40,14 +43,17 @@ def plan_batches(
     *,
     token_budget: int = TOKEN_BUDGETS["cpu"],
     rows_per_batch: int = 32,
+    layout: str = "padded",
 ) -> list[Rows]:
     """Group rows into batches, longest first, so that the last worker to finish has a small batch.
 
     Args:
         lengths: ``[N]`` tokens of each row.
         policy: How to group.
-        token_budget: Rows times longest row of a batch stays under it (a row longer than it goes alone).
+        token_budget: Computed tokens of a batch stay under it (a row longer than it goes alone): rows times longest
+            row for layout ``padded``; for ``packed`` the rows' tokens, whose rectangle may be somewhat larger.
         rows_per_batch: Rows of a batch for ``arrival`` and ``smart``.
+        layout: Of the engine.
 
     Returns:
         Batches of row numbers; every row stands in exactly one.
@@ -65,21 +71,25 @@ def plan_batches(
     by_length = np.argsort(-lengths, kind="stable").astype(np.int64)
     if policy is BatchPolicy.SMART:
         return _chunks(by_length, rows_per_batch)
-    return _fill_budget(by_length, lengths, token_budget)
+    return _fill_budget(by_length, lengths, token_budget, token_budget * (_RECTANGLE if layout == "packed" else 1))
 
 
 def _chunks(rows: Rows, size: int) -> list[Rows]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _fill_budget(by_length: Rows, lengths: Rows, token_budget: int) -> list[Rows]:
+def _fill_budget(by_length: Rows, lengths: Rows, tokens: int, rectangle: float) -> list[Rows]:
+    """Cut sorted rows where the next one would take a batch's tokens, or its rows x longest row, over the limit."""
+    ends = np.cumsum(lengths[by_length])  # [N]
     batches = []
-    start = 0
+    start = before = 0
     while start < len(by_length):
         longest = max(1, int(lengths[by_length[start]]))  # rows are sorted: the first is the longest
-        size = max(1, token_budget // longest)
+        within = int(np.searchsorted(ends, before + tokens, side="right")) - start
+        size = max(1, min(within, int(rectangle // longest)))
         batches.append(by_length[start : start + size])
         start += size
+        before = int(ends[start - 1])
     return batches
 
 
@@ -88,8 +98,10 @@ def shared_budget(lengths: Rows, engine: Engine) -> int:
     return min(engine.token_budget, max(_LEAST_TOKENS, int(lengths.sum()) // engine.sessions))
 
 
-def computed_tokens(lengths: Rows, batches: Sequence[Rows]) -> int:
-    """Tokens of all batches, each padded to its longest row."""
+def computed_tokens(lengths: Rows, batches: Sequence[Rows], layout: str = "padded") -> int:
+    """Tokens of all batches as an engine lays them out: packed as they are, or each padded to its longest row."""
+    if layout == "packed":
+        return sum(max(1, int(lengths[rows].sum())) for rows in batches)
     return sum(len(rows) * max(1, int(lengths[rows].max(initial=0))) for rows in batches)
 
 

@@ -74,6 +74,7 @@ def write_repository(
     name: str | None = None,
     form: str = "text",
     device: str = "cpu",
+    layout: str = "auto",
     threads: int | None = None,
     batching: Batching | None = None,
     fixed: Fixed | None = None,
@@ -87,6 +88,7 @@ def write_repository(
         name: The model's name on the server; None = the bundle folder's name.
         form: ``text``.
         device: ``cpu`` or ``cuda``; the model does not load where it cannot run there.
+        layout: ``padded``, ``packed`` or ``auto``, as for ``sentport.Encoder``.
         threads: Compute threads in all; None = the cores that the server may use.
         batching: How requests wait and are put together.
         fixed: Write the cacheable variant: fixed prompt, dim and truncation, one output, no request parameters.
@@ -101,7 +103,7 @@ def write_repository(
     _check_choices(form, device, threads)
     opened = read_bundle(bundle)
     opened.tokenizer_file()
-    graph = opened.select("auto", "auto")
+    graph = opened.select(layout, "auto", device)
     opened.graph_file(graph)
     model = model_name(bundle) if name is None else name
     if not _NAME.fullmatch(model):

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sentport.cli.options import add_layout_argument
+
 if TYPE_CHECKING:
     from triton_repo.repository import Batching
 
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--form", default="text", help="text: one model from texts to vectors (text)")
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+    add_layout_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads in all (default: the server's cores)")
     add_batching(parser)
     parser.add_argument(
@@ -61,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         form=arguments.form,
         device=arguments.device,
+        layout=arguments.layout,
         threads=arguments.threads,
         batching=batching(arguments),
         fixed=fixed,

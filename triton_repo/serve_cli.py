@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from sentport.cli.options import add_layout_argument
 from sentport.errors import SentportError
 from sentport.hardware import cuda_devices
 from triton_repo.repository_cli import add_batching, batching
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default %(default)s")
     parser.add_argument("--form", choices=("text",), default="text", help="default %(default)s")
+    add_layout_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine in all (default: all cores)")
     add_batching(parser)
     parser.add_argument(
@@ -76,6 +78,7 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         name=arguments.name or _model_name(arguments.bundle),
         form=arguments.form,
         device=arguments.device,
+        layout=arguments.layout,
         threads=arguments.threads,
         batching=batching(arguments),
     )

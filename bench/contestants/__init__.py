@@ -29,7 +29,7 @@ class Work:
         policy: How rows are grouped into batches, or None for whatever the contestant does by itself.
         tokenised: Whether texts are tokenised before the clock starts.
         rows_per_batch: Rows of a batch for ``arrival`` and ``smart``.
-        token_budget: Padded tokens of a batch for ``token-budget``.
+        token_budget: Computed tokens of a batch for ``token-budget``.
     """
 
     policy: BatchPolicy | None

@@ -21,7 +21,6 @@ class Parts:
     engine: Engine
     tokenizer: Tokenizer
     spec: ModelSpec
-    layout: str = "padded"
 
 
 class EngineContestant:
@@ -50,7 +49,7 @@ class EngineContestant:
             engine=engine.name,
             model=self._parts.spec.source,
             precision=engine.precision,
-            layout=self._parts.layout,
+            layout=engine.layout,
             device=engine.device,
             sessions=engine.sessions,
             threads=engine.threads,
@@ -68,12 +67,15 @@ class EngineContestant:
         tokens = self._tokens if work.tokenised else None
         tokens = tokens or self._parts.tokenizer.encode(self._texts)
         lengths = tokens.lengths  # [N]
-        batches = plan_batches(lengths, work.policy, token_budget=work.token_budget, rows_per_batch=work.rows_per_batch)
-        self._computed = computed_tokens(lengths, batches)
+        layout = self._parts.engine.layout
+        batches = plan_batches(
+            lengths, work.policy, token_budget=work.token_budget, rows_per_batch=work.rows_per_batch, layout=layout
+        )
+        self._computed = computed_tokens(lengths, batches, layout)
         return run_batches(self._parts.engine, tokens, batches, self._parts.spec.dim)
 
     def computed_tokens(self) -> int | None:
-        """Tokens of the last run's batches, each padded to its longest row."""
+        """Tokens of the last run's batches as the engine lays them out."""
         return self._computed
 
     def close(self) -> None:

@@ -9,20 +9,20 @@ from sentport.bundle import read_bundle
 from sentport.tokenizer import Tokenizer
 
 NAME = "sentport onnxruntime"
+_PACKED_NAMES = {None: "", "rewritten": " packed", "unpacked": " packed: unpacked"}
 
 
-def open_contestant(path: Path, threads: int, device: str, precision: str = "auto") -> EngineContestant:
+def open_contestant(path: Path, threads: int, device: str, layout: str, precision: str = "auto") -> EngineContestant:
     """Open a bundle.
 
     Raises:
-        SentportError: When the bundle, the precision or the device cannot be had.
+        SentportError: When the bundle, the layout, the precision or the device cannot be had.
     """
     from sentport.engines.onnxruntime import OnnxRuntimeEngine
 
     bundle = read_bundle(path)
-    graph = bundle.select("auto", precision)
+    graph = bundle.select(layout, precision)
     tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens, threads)
-    name = NAME if graph.precision == "fp32" else f"{NAME} {graph.precision}"
-    return EngineContestant(
-        name, Parts(OnnxRuntimeEngine(bundle, graph, threads, device), tokenizer, bundle.spec, graph.layout)
-    )
+    precision = "" if graph.precision == "fp32" else f" {graph.precision}"
+    name = NAME + precision + _PACKED_NAMES[graph.packed]
+    return EngineContestant(name, Parts(OnnxRuntimeEngine(bundle, graph, threads, device), tokenizer, bundle.spec))

@@ -27,6 +27,7 @@ class Job(Made):
     """Everything that decides what a run makes of its input.
 
     Attributes:
+        layout: How the engine lays a batch out; vectors differ by it in their last digits.
         kind: ``npy``, ``parquet`` or ``folder``.
         column: Column of the text.
         text_ids: Whether ids are text.
@@ -34,6 +35,7 @@ class Job(Made):
         refuse_long: Whether a text over the length limit is a bad row.
     """
 
+    layout: str
     kind: str
     column: str
     text_ids: bool

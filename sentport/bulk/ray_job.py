@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -47,15 +47,14 @@ class Opening:
 
     source: str
     engine: str = "auto"
+    layout: str = "auto"
     precision: str = "auto"
     threads: int | None = None
     device: str = "auto"
 
     def open(self) -> Encoder:
         """The encoder."""
-        return Encoder(
-            self.source, engine=self.engine, precision=self.precision, threads=self.threads, device=self.device
-        )
+        return Encoder(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def encode_files_on_ray(
         raise SentportError("workers cannot read this process's standard input; name a file")
     with _cluster(address):
         share = _shares(opening, workers)
-        asked = Opening(opening.source, opening.engine, opening.precision, share.cpus, opening.device)
+        asked = replace(opening, threads=share.cpus)
         info, source = _probe(asked, share)
         job = describe_job(info, source, inputs, output, options)
 
@@ -245,7 +244,7 @@ class PartWorker:
 
     def _encode(self, number: int, mark: Mark) -> PartRecord:
         job, here = self._job, self._encoder.info
-        for aspect in ("fingerprint", "engine", "precision", "device"):
+        for aspect in ("fingerprint", "engine", "layout", "precision", "device"):
             if getattr(here, aspect) != getattr(job, aspect):
                 found, others = getattr(here, aspect), getattr(job, aspect)
                 raise SentportError(f"its {aspect} is {found}, that of others {others}; name one that all have")

@@ -6,6 +6,8 @@ import argparse
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sentport.cli.options import add_layout_argument
+
 if TYPE_CHECKING:
     from sentport.bundle import ModelSpec
     from sentport.encoder import EncoderInfo, Vectors
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", nargs=2, default=["auto", "auto"], metavar=("OF_A", "OF_B"), help="default: auto auto"
     )
+    add_layout_argument(parser, of_two=True)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--threads", type=int, help="compute threads (default: the cores allowed)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -80,8 +83,10 @@ def _compare(arguments: argparse.Namespace) -> _Report:
     _check(arguments)
     texts, origin = _texts(arguments)
     a, b = (
-        _encode(source, precision, texts, arguments)
-        for source, precision in zip((arguments.a, arguments.b), arguments.precision, strict=True)
+        _encode(source, layout, precision, texts, arguments)
+        for source, layout, precision in zip(
+            (arguments.a, arguments.b), arguments.layout, arguments.precision, strict=True
+        )
     )
     cosines = text_cosines(a.vectors, b.vectors) if a.spec.dim == b.spec.dim else None
     return _Report(
@@ -128,12 +133,17 @@ def _texts(arguments: argparse.Namespace) -> tuple[list[str], str]:
     return distinct, f"distinct {origin}"
 
 
-def _encode(source: str, precision: str, texts: list[str], arguments: argparse.Namespace) -> _Side:
+def _encode(source: str, layout: str, precision: str, texts: list[str], arguments: argparse.Namespace) -> _Side:
     from sentport.encoder import Encoder
     from sentport.progress import Progress
 
     with Encoder(
-        source, precision=precision, device=arguments.device, threads=arguments.threads, on_truncate="allow"
+        source,
+        layout=layout,
+        precision=precision,
+        device=arguments.device,
+        threads=arguments.threads,
+        on_truncate="allow",
     ) as encoder:
         tokens = encoder.tokens(texts)
         with Progress("encoding", len(texts), "sentences", shown=not arguments.quiet) as bar:

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from sentport.cli.options import add_layout_argument
+
 if TYPE_CHECKING:
     from sentport.bulk.inputs import Inputs
     from sentport.bulk.job import Options
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     encoding.add_argument("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
     encoding.add_argument("--dim", type=int, help="cut vectors to this many values")
     encoding.add_argument("--engine", default="auto", help="auto, onnxruntime or torch")
+    add_layout_argument(encoding)
     encoding.add_argument("--precision", default="auto", help="auto = fp32 where there is one")
     encoding.add_argument("--device", default="auto", help="auto, cpu or cuda")
     encoding.add_argument("--threads", type=int, help="compute threads (default: the cores allowed)")
@@ -114,6 +117,7 @@ def _encode_here(
     with Encoder(
         arguments.source,
         engine=arguments.engine,
+        layout=arguments.layout,
         precision=arguments.precision,
         threads=arguments.threads,
         device=arguments.device,
@@ -131,6 +135,7 @@ def _encode_on_ray(
     opening = Opening(
         source=str(Path(arguments.source).resolve()),
         engine=arguments.engine,
+        layout=arguments.layout,
         precision=arguments.precision,
         threads=arguments.threads,
         device=arguments.device,

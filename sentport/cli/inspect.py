@@ -46,8 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     for graph in bundle.graphs:
         files = [graph.file] if graph.data_sha256 is None else [graph.file, graph.data_file]
         size = sum((bundle.path / file).stat().st_size for file in files) / 1e6
+        packed = f", packed: {graph.packed}" if graph.packed else ""
         print(
-            f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB, opset {graph.opset}, IR {graph.ir_version}, "
+            f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB{packed}, opset {graph.opset}, IR {graph.ir_version}, "
             f"worst cosine {graph.parity['cosine']:.7f}, relative L2 {graph.parity['relative_l2']:.1e}"
         )
     return 0

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sentport.cli.collection import add_vectors_arguments, load_vectors, one_line, say, tell_zeros
+from sentport.cli.options import add_layout_argument
 
 if TYPE_CHECKING:
     from sentport.search.collection import Collection
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", help='with --input: name of a saved prompt; "" = none (default: the default prompt)'
     )
     parser.add_argument("--precision", default="auto", help="with --input: auto = fp32 where there is one")
+    add_layout_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the pairs as JSON")
 
 
@@ -78,7 +80,9 @@ def _encode(arguments: argparse.Namespace) -> tuple[Collection, float]:
     if arguments.texts:
         raise SentportError("--input holds the texts already; leave --texts out")
     texts = read_lines(arguments.input)
-    with Encoder(arguments.vectors, precision=arguments.precision, threads=arguments.threads) as encoder:
+    with Encoder(
+        arguments.vectors, layout=arguments.layout, precision=arguments.precision, threads=arguments.threads
+    ) as encoder:
         start = time.perf_counter()
         vectors = encoder.encode(texts, prompt=arguments.prompt, progress=not arguments.quiet)
         seconds = time.perf_counter() - start

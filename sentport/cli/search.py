@@ -16,6 +16,7 @@ from sentport.cli.collection import (
     one_line,
     say,
 )
+from sentport.cli.options import add_layout_argument
 from sentport.cli.steps import add_step, add_steps, run_step
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def query(arguments: argparse.Namespace) -> int:
     stored = index.manifest.vectors
     texts = _queries(arguments)
     precision = stored.precision if arguments.precision is None else arguments.precision
-    with Encoder(arguments.model, precision=precision, threads=arguments.threads) as encoder:
+    with Encoder(arguments.model, layout=arguments.layout, precision=precision, threads=arguments.threads) as encoder:
         info = encoder.info
         # Vectors cut to their first values are compared with queries that are cut too.
         refuse_mix(stored, replace(info, dim=min(info.dim, stored.dim)), (arguments.index, arguments.model))
@@ -179,6 +180,7 @@ def _add_query(parser: argparse.ArgumentParser) -> None:
     add("--effort", metavar="N", type=int, help="ef-search or nprobe of these queries (default: as built)")
     add("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
     add("--precision", help="refused unless the vectors were made in it (default: theirs)")
+    add_layout_argument(parser)
     add_threads_argument(parser)
     add("--json", action="store_true", help="print the results as JSON")
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sentport.batch import TokenBatch
 
-# Padded tokens with which one call is at its most efficient: on a CPU they fill the matrix products and still fit a
+# Computed tokens with which one call is at its most efficient: on a CPU they fill the matrix products and still fit a
 # core's cache (measured with ONNX Runtime, docs/architecture.md); the GPU's is a guess until one could be measured on.
 TOKEN_BUDGETS = {"cpu": 256, "cuda": 16_384}
 
@@ -23,7 +23,8 @@ class Engine(Protocol):
         device: The device of the nodes that really ran, found by running; never merely the one asked for.
         sessions: How many ``run`` calls may usefully be in flight at the same time.
         threads: Compute threads of each of them; a call that is alone gets ``sessions`` times as many.
-        token_budget: Tokens of a padded batch with which one call is at its most efficient.
+        layout: How it lays a batch out: ``padded`` to its longest row, or ``packed`` without padding between rows.
+        token_budget: Computed tokens of a batch with which one call is at its most efficient.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Engine(Protocol):
     device: str
     sessions: int
     threads: int
+    layout: str
     token_budget: int
 
     def run(self, batch: TokenBatch, *, beside: bool = False) -> NDArray[np.float32]:

@@ -41,6 +41,11 @@ _HEAVY_OPERATORS = frozenset(
         *("FastGelu", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"),
     }
 )
+# What ``TokenBatch.padded`` and ``TokenBatch.packed`` give, by the name of the graph's input.
+_FEEDS = {
+    "padded": ("input_ids", "attention_mask", "token_type_ids", "pooling_mask"),
+    "packed": ("input_ids", "attention_mask", "lengths", "pooling_mask"),
+}
 _DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(float)": "float32"}
 # A session holds its own copy of the weights. A bound on that price, set by hand; nothing larger was measured.
 _TWICE_BYTES = 1 << 29
@@ -63,9 +68,9 @@ class OnnxRuntimeEngine:
     name = "onnxruntime"
 
     def __init__(self, bundle: Bundle, graph: GraphRecord, threads: int | None = None, device: str = "auto") -> None:
-        asked = _resolve_device(device)
+        asked = resolve_device(device)
         total = threads or available_cores()
-        self.precision = graph.precision
+        self.precision, self.layout = graph.precision, graph.layout
         self.token_budget = TOKEN_BUDGETS[asked]
         self._graph = graph
         self._inputs = {tensor.name for tensor in graph.inputs}
@@ -83,7 +88,7 @@ class OnnxRuntimeEngine:
         self.device = asked
 
     def run(self, batch: TokenBatch, *, beside: bool = False) -> NDArray[np.float32]:
-        """Vectors ``[rows, dim]`` float32; the rows are padded to the longest of the batch."""
+        """Vectors ``[rows, dim]`` float32; the rows are padded to the longest of the batch, or packed as they are."""
         session = self._narrow if beside else self._wide  # another thread may close the engine meanwhile
         if session is None:
             raise EngineError("this engine is closed; open a new Encoder")
@@ -91,11 +96,12 @@ class OnnxRuntimeEngine:
 
     def _vectors(self, session: Any, batch: TokenBatch) -> NDArray[np.float32]:
         if "token_type_ids" not in self._inputs and batch.token_type_ids is not None and batch.token_type_ids.any():
-            raise EngineError("token types were handed in, but this model has none")
+            why = "layout packed takes none; use layout padded" if self.layout == "packed" else "this model has none"
+            raise EngineError(f"token types other than 0 were handed in, but {why}")
         if "pooling_mask" not in self._inputs and batch.pooling_mask is not None:
             raise EngineError("a pooling mask was handed in, but this model pools every token")
-        names = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask")
-        feed = {name: table for name, table in zip(names, batch.padded(), strict=True) if name in self._inputs}
+        tables = batch.packed() if self.layout == "packed" else batch.padded()
+        feed = {name: table for name, table in zip(_FEEDS[self.layout], tables, strict=True) if name in self._inputs}
         vectors: NDArray[np.float32] = session.run(None, feed)[0]  # [B, dim]
         return vectors
 
@@ -126,7 +132,12 @@ class OnnxRuntimeEngine:
                 )
 
 
-def _resolve_device(device: str) -> str:
+def resolve_device(device: str) -> str:
+    """The device that is meant: ``auto`` is CUDA where a device and a working provider are there.
+
+    Raises:
+        EngineError: For a device that the engine does not know.
+    """
     if device not in ("auto", *_PROVIDERS):
         raise EngineError(f"device {device!r} is unknown to engine onnxruntime; it knows auto, {', '.join(_PROVIDERS)}")
     if device != "auto":

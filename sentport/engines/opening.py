@@ -17,13 +17,11 @@ class Opened(NamedTuple):
         spec: What the encoder is.
         tokenizer_definition: The content of its ``tokenizer.json``.
         engine: What runs it.
-        layout: Layout of the batches that the engine makes.
     """
 
     spec: ModelSpec
     tokenizer_definition: str
     engine: Engine
-    layout: str
 
 
 def open_source(
@@ -42,7 +40,7 @@ def open_source(
     path = Path(source)
     if is_bundle(path) or not _is_checkpoint(path):
         return _open_bundle(path, engine, layout, precision, threads, device)
-    return _open_checkpoint(path, engine, precision, threads, device)
+    return _open_checkpoint(path, engine, layout, precision, threads, device)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -55,14 +53,15 @@ def _open_bundle(path: Path, engine: str, layout: str, precision: str, threads: 
     bundle = read_bundle(path)
     if engine == "torch":
         raise EngineError(f"engine torch runs checkpoints, and {path} is a bundle; give the checkpoint folder")
-    graph = bundle.select(layout, precision)
+    from sentport.engines.onnxruntime import OnnxRuntimeEngine, resolve_device
+
+    device = resolve_device(device)
+    graph = bundle.select(layout, precision, device)
     definition = bundle.tokenizer_file().read_text(encoding="utf-8")
-    from sentport.engines.onnxruntime import OnnxRuntimeEngine
-
-    return Opened(bundle.spec, definition, OnnxRuntimeEngine(bundle, graph, threads, device), graph.layout)
+    return Opened(bundle.spec, definition, OnnxRuntimeEngine(bundle, graph, threads, device))
 
 
-def _open_checkpoint(path: Path, engine: str, precision: str, threads: int | None, device: str) -> Opened:
+def _open_checkpoint(path: Path, engine: str, layout: str, precision: str, threads: int | None, device: str) -> Opened:
     if engine not in ("auto", "torch"):
         raise EngineError(
             f"engine {engine} runs bundles, and {path} is a checkpoint; "
@@ -70,6 +69,8 @@ def _open_checkpoint(path: Path, engine: str, precision: str, threads: int | Non
         )
     if precision not in ("auto", "fp32"):
         raise EngineError(f"engine torch runs fp32 only, not {precision}")
+    if layout not in ("auto", "padded"):
+        raise EngineError(f"engine torch runs layout padded only, not {layout}; export {path} and open the bundle")
     from sentport.engines.torch import open_checkpoint
 
-    return Opened(*open_checkpoint(path, threads, device), "padded")
+    return Opened(*open_checkpoint(path, threads, device))

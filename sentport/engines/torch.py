@@ -38,6 +38,7 @@ class TorchEngine:
     name = "torch"
     precision = "fp32"
     sessions = 1
+    layout = "padded"
 
     def __init__(self, model: SentenceModel, threads: int | None = None, device: str = "auto") -> None:
         if device not in ("auto", "cpu", "cuda"):

@@ -41,8 +41,8 @@ class SumEngine:
 
     name, precision, device, sessions, threads, token_budget = "sum", "fp32", "cpu", 1, 2, 256
 
-    def __init__(self, sessions: int = 1) -> None:
-        self.sessions = sessions
+    def __init__(self, sessions: int = 1, layout: str = "padded") -> None:
+        self.sessions, self.layout = sessions, layout
         self.shapes: list[tuple[int, int]] = []
 
     def run(self, batch: TokenBatch, *, beside: bool = False) -> Vectors:
@@ -94,6 +94,23 @@ def test_engines_follow_the_policy_and_keep_the_order(
     assert vectors[0, 0] == 1 + 3 + 2
 
 
+@pytest.mark.parametrize(
+    ("work", "rows"),
+    [
+        (Work(BatchPolicy.ARRIVAL, rows_per_batch=2), [2, 2, 2]),
+        (Work(BatchPolicy.SMART, rows_per_batch=2), [2, 2, 2]),
+        (Work(BatchPolicy.TOKEN_BUDGET, token_budget=16), [2, 4]),
+    ],
+)
+def test_a_packed_engine_computes_no_padding(work: Work, rows: list[int]) -> None:
+    engine = SumEngine(layout="packed")
+    runner = contestant(engine)
+    runner.prepare(TEXTS, work)
+    assert runner.run(work)[:, 1].tolist() == list(LENGTHS)
+    assert [shape[0] for shape in engine.shapes] == rows
+    assert (runner.computed_tokens(), runner.conditions().layout) == (sum(LENGTHS), "packed")
+
+
 def test_sessions_in_parallel_give_the_same() -> None:
     work = Work(BatchPolicy.SMART, rows_per_batch=1)
     answers = []
@@ -128,15 +145,16 @@ def test_the_grid_measures_without_tokenisation_where_sorting_matters() -> None:
 
     corpus = Corpus("c", "s", TEXTS)
     loads = [make_workload(corpus, np.array(LENGTHS), 64, reference, "r") for _ in range(2)]
-    engines = [contestant(SumEngine(), name) for name in ("sentport torch", "sentport onnxruntime")]
+    names = ("sentport torch", "sentport onnxruntime", "sentport onnxruntime packed")
+    engines = [contestant(SumEngine(), name) for name in names]
     options = RunOptions(Path("ckpt"), None, corpus, policies=(BatchPolicy.ARRIVAL, BatchPolicy.ONE_BY_ONE))
     cases = make_cases(options, engines, loads)
-    found = [(case.contestant.name.split()[1], case.work.policy_name, case.work.tokenised) for case in cases]
+    found = [(case.contestant.name, case.work.policy_name, case.work.tokenised) for case in cases]
     each = [("one-by-one", False), ("arrival", False), ("arrival", True)]
-    flat = [("onnxruntime", "arrival", False), ("onnxruntime", "smart", False)]
-    assert found == [(name, *work) for name in ("torch", "onnxruntime") for work in each] + flat
-    assert [case.place for case in cases] == list(range(8))
-    assert [case.workload is loads[1] for case in cases] == [False] * 6 + [True] * 2
+    flat = [(name, policy, False) for name in names[1:] for policy in ("arrival", "smart")]
+    assert found == [(name, *work) for name in names for work in each] + flat
+    assert [case.place for case in cases] == list(range(13))
+    assert [case.workload is loads[1] for case in cases] == [False] * 9 + [True] * 4
 
 
 SERVES = """

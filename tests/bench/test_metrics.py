@@ -127,6 +127,18 @@ def test_findings_are_computed_from_their_rows(records: list[Record]) -> None:
     ]
 
 
+def test_packed_rows_are_set_beside_the_padded_ones_of_their_engine() -> None:
+    seconds = {"arrival": (1.0, 0.5), "smart": (0.5, 0.5), "token-budget": (0.4, 0.5)}
+    records = [
+        observation(f"engine{mark}", policy, taken, 2 * place + number, layout=mark.strip() or "padded", repeats=1)
+        for place, (policy, both) in enumerate(reversed(seconds.items()))
+        for number, (mark, taken) in enumerate(zip(("", " packed"), both, strict=True))
+    ]
+    alone = observation("other packed", "arrival", 0.1, 6, layout="packed", repeats=1)
+    found = {finding.label: (finding.value, finding.note) for finding in findings(sections([*records, alone]))}
+    assert found["packed over padded, arrival"] == ("2.00×", "token-budget 0.80×, smart 1.00×, on STS-B")
+
+
 def test_what_a_run_cut_short_lacks_is_said(tmp_path: Path) -> None:
     plan = {"repeats": 2, "rows_planned": {"STS-B": 3, "flat": 1}}
     whole = [observation("a", "own", 1.0, 0, **plan), observation("a", "own", 1.0, 0, **plan)]

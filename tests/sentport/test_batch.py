@@ -1,4 +1,4 @@
-"""TokenBatch: its checks, and its layout as rectangles."""
+"""TokenBatch: its checks, and how it is laid out: as rectangles, or end to end."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ def test_given_masks_and_types_are_spread_like_the_ids() -> None:
 def test_no_rows_and_only_empty_rows_still_have_one_column() -> None:
     assert TokenBatch.from_rows([]).padded()[0].shape == (0, 1)
     assert TokenBatch.from_rows([[], []]).padded()[0].shape == (2, 1)
+
+
+def test_packed_lays_rows_end_to_end() -> None:
+    ids, mask, lengths, pooling = TokenBatch.from_rows([[5, 6, 7], [], [8]], np.array([1, 0, 0])).packed()
+    assert (ids.tolist(), lengths.tolist()) == ([5, 6, 7, 8], [3, 0, 1])
+    assert (mask.tolist(), pooling.tolist()) == ([1, 1, 1, 1], [0, 1, 1, 1])
+    assert (ids.dtype, mask.dtype, lengths.dtype, pooling.dtype) == (np.int64, np.int64, np.int32, np.int64)
+    padded_inside = TokenBatch(np.arange(4), np.array([2, 2], np.int32), attention_mask=np.array([1, 0, 1, 1]))
+    assert [part.tolist() for part in padded_inside.packed()[1::2]] == [[1, 0, 1, 1]] * 2
+
+
+def test_a_packed_batch_without_a_token_gets_a_pad_in_its_first_row() -> None:
+    packed = TokenBatch.from_rows([[], [], []]).packed(pad_id=9)
+    assert [part.tolist() for part in packed] == [[9], [0], [1, 0, 0], [0]]
+    assert [part.dtype for part in packed] == [np.int64, np.int64, np.int32, np.int64]
 
 
 def test_pad_before_a_token_is_refused_by_row() -> None:

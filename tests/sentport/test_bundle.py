@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run_cli
+from conftest import Cli
 
 from sentport.bundle import DESCRIPTION_FILE, FORMAT, read_bundle, sha256_of
 from sentport.encoder import Encoder
 from sentport.errors import BundleError
+
+Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -25,18 +28,20 @@ def edit(bundle: Path, **changes: object) -> None:
     path.write_text(json.dumps({**values, **changes}))
 
 
-def refused(*arguments: str) -> str:
+@pytest.fixture
+def refused(cli: Cli) -> Refused:
     """The one line that a command refuses with, exit code 2."""
-    done = run_cli(*arguments)
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.decode().splitlines()
-    assert len(lines) == 1
-    assert done.stdout == b""
-    return lines[0]
+
+    def run(*arguments: str) -> str:
+        code, out, said = cli(*arguments)
+        assert (code, out, said.count("\n")) == (2, "", 1), said
+        return said.rstrip("\n")
+
+    return run
 
 
 @pytest.mark.parametrize("flavour", ["ort", "portable"])
-def test_one_changed_byte_in_a_graph_is_refused(copy: Path, flavour: str) -> None:
+def test_one_changed_byte_in_a_graph_is_refused(copy: Path, flavour: str, refused: Refused) -> None:
     graph = copy / "graphs" / f"padded-fp32-{flavour}.onnx"
     data = bytearray(graph.read_bytes())
     data[len(data) // 2] ^= 1
@@ -45,7 +50,7 @@ def test_one_changed_byte_in_a_graph_is_refused(copy: Path, flavour: str) -> Non
     assert "has changed" in refused("inspect", str(copy))
 
 
-def test_encode_refuses_a_changed_graph(copy: Path, tmp_path: Path) -> None:
+def test_encode_refuses_a_changed_graph(copy: Path, tmp_path: Path, refused: Refused) -> None:
     with (copy / "graphs" / "padded-fp32-ort.onnx").open("ab") as file:
         file.write(b"\0")
     line = refused("encode", str(copy), "--input", "-", "--output", str(tmp_path / "v.npy"))
@@ -53,7 +58,7 @@ def test_encode_refuses_a_changed_graph(copy: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "v.npy").exists()
 
 
-def test_missing_tokenizer_is_refused(copy: Path) -> None:
+def test_missing_tokenizer_is_refused(copy: Path, refused: Refused) -> None:
     (copy / "tokenizer.json").unlink()
     assert "tokenizer.json is missing" in refused("verify", str(copy))
     with pytest.raises(BundleError, match=r"tokenizer\.json is missing"):
@@ -68,7 +73,7 @@ def test_missing_tokenizer_is_refused(copy: Path) -> None:
         (f"{FORMAT[0]}.{FORMAT[1] + 1}", "upgrade"),
     ],
 )
-def test_unknown_format_version_is_refused(copy: Path, version: str, way_out: str) -> None:
+def test_unknown_format_version_is_refused(copy: Path, version: str, way_out: str, refused: Refused) -> None:
     edit(copy, format=version)
     line = refused("inspect", str(copy))
     assert f"bundle format {version}" in line
@@ -79,7 +84,7 @@ def test_older_minor_format_still_encodes(copy: Path, tiny_bundle: Path) -> None
     values = json.loads((copy / DESCRIPTION_FILE).read_text())
     del values["revision"]
     for graph in values["graphs"]:
-        del graph["data_sha256"]
+        del graph["data_sha256"], graph["packed"]
     (copy / DESCRIPTION_FILE).write_text(json.dumps({**values, "format": "1.0"}))
     bundle = read_bundle(copy)
     assert (bundle.spec.revision, bundle.graphs[0].data_sha256, bundle.spec.pools_prompt) == (None, None, True)
@@ -92,7 +97,7 @@ def test_older_minor_format_still_encodes(copy: Path, tiny_bundle: Path) -> None
         read_bundle(copy)
 
 
-def test_external_data_of_a_graph_is_checked_with_it(copy: Path) -> None:
+def test_external_data_of_a_graph_is_checked_with_it(copy: Path, cli: Cli, refused: Refused) -> None:
     values = json.loads((copy / DESCRIPTION_FILE).read_text())
     data = copy / f"{values['graphs'][0]['file']}.data"
     data.write_bytes(b"weights")
@@ -100,7 +105,7 @@ def test_external_data_of_a_graph_is_checked_with_it(copy: Path) -> None:
     edit(copy, graphs=values["graphs"])
     bundle = read_bundle(copy)
     assert bundle.graph_file(bundle.graphs[0]).is_file()
-    assert data.name in run_cli("inspect", str(copy), check=True).stdout.decode()
+    assert data.name in cli("inspect", str(copy))[1]
     data.write_bytes(b"wEights")
     assert f"{data.name} has changed" in refused("inspect", str(copy))
     data.unlink()
@@ -108,7 +113,7 @@ def test_external_data_of_a_graph_is_checked_with_it(copy: Path) -> None:
         bundle.graph_file(bundle.graphs[0])
 
 
-def test_half_written_folder_is_refused(copy: Path) -> None:
+def test_half_written_folder_is_refused(copy: Path, refused: Refused) -> None:
     (copy / DESCRIPTION_FILE).unlink()
     assert "half-written or not a bundle" in refused("verify", str(copy))
 
@@ -125,7 +130,7 @@ def test_what_is_no_bundle_is_named(tiny_checkpoint: Path, tmp_path: Path) -> No
             read_bundle(path)
 
 
-def test_damaged_and_edited_descriptions_are_refused(copy: Path) -> None:
+def test_damaged_and_edited_descriptions_are_refused(copy: Path, refused: Refused) -> None:
     edit(copy, max_tokens=64)
     with pytest.raises(BundleError, match="fingerprint does not match"):
         read_bundle(copy)

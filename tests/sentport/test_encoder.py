@@ -227,7 +227,8 @@ def test_two_threads_are_two_sessions_with_the_same_vectors(
         ({"engine": "torch"}, "engine torch runs checkpoints"),
         ({"engine": "warp"}, "engine 'warp' is unknown"),
         ({"precision": "int8"}, "it holds padded fp32"),
-        ({"layout": "packed"}, "layout is 'packed'"),
+        ({"layout": "ragged"}, "layout 'ragged' is unknown; known: auto, padded, packed"),
+        ({"layout": "packed"}, r"has no graph of layout packed; `sentport export .* --layout padded,packed` makes one"),
         ({"threads": 0}, "threads is 0"),
         ({"on_truncate": "maybe"}, "expected one of warn, error, allow"),
         ({"errors": "ignore"}, "expected one of raise, replace"),
@@ -253,6 +254,11 @@ def test_cuda_without_cuda_is_one_clear_error(tiny_bundle: Path, tiny_checkpoint
 def test_checkpoint_on_the_onnx_engine_asks_for_an_export(tiny_checkpoint: Path) -> None:
     with pytest.raises(EngineError, match="export it first"):
         Encoder(tiny_checkpoint, engine="onnxruntime")
+
+
+def test_torch_has_one_layout(tiny_checkpoint: Path) -> None:
+    with pytest.raises(EngineError, match=r"runs layout padded only, not packed; export .*tiny and open the bundle"):
+        Encoder(tiny_checkpoint, layout="packed")
 
 
 def test_absent_source_names_the_command(tmp_path: Path) -> None:

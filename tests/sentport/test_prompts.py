@@ -12,7 +12,7 @@ from conftest import build_checkpoint, build_transformer, export_tiny
 from sentence_transformers import SentenceTransformer
 
 from sentport.batch import TokenBatch
-from sentport.bundle import read_bundle
+from sentport.bundle import LAYOUTS, read_bundle
 from sentport.encoder import Encoder
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import CheckpointError, EngineError, TruncationError
@@ -42,12 +42,13 @@ def checkpoint(source: SentenceTransformer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_tiny(checkpoint, tmp_path_factory.mktemp("prompts") / "prompts.bundle", flavours=("ort",))
+    out = tmp_path_factory.mktemp("prompts") / "prompts.bundle"
+    return export_tiny(checkpoint, out, flavours=("ort",), layouts=LAYOUTS)
 
 
-@pytest.fixture(scope="module")
-def encoder(bundle: Path) -> Encoder:
-    return Encoder(bundle, threads=1, on_truncate="allow")
+@pytest.fixture(scope="module", params=LAYOUTS)
+def encoder(bundle: Path, request: pytest.FixtureRequest) -> Encoder:
+    return Encoder(bundle, layout=request.param, threads=1, on_truncate="allow")
 
 
 def of_source(source: SentenceTransformer, texts: list[str], prompt: str | None) -> np.ndarray:
@@ -55,12 +56,13 @@ def of_source(source: SentenceTransformer, texts: list[str], prompt: str | None)
 
 
 @pytest.mark.parametrize("prompt", ["query", "passage", "endless", "", None])
-@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.parametrize(("engine", "layout"), [*(("onnxruntime", layout) for layout in LAYOUTS), ("torch", "padded")])
 def test_prompt_tokens_stay_out_of_pooling(
-    source: SentenceTransformer, encoder: Encoder, checkpoint: Path, engine: str, prompt: str | None
+    source: SentenceTransformer, bundle: Path, checkpoint: Path, engine: str, layout: str, prompt: str | None
 ) -> None:
-    runs = encoder if engine == "onnxruntime" else Encoder(checkpoint, threads=1, on_truncate="allow")
-    assert runs.info.engine == engine
+    folder = checkpoint if engine == "torch" else bundle
+    runs = Encoder(folder, layout=layout, threads=1, on_truncate="allow")
+    assert (runs.info.engine, runs.info.layout) == (engine, layout)
     found = runs.encode(TEXTS, prompt=prompt)
     np.testing.assert_allclose(found, of_source(source, TEXTS, prompt), atol=1e-5)
     if prompt:
