@@ -13,12 +13,14 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build"
+Cli = Callable[..., tuple[int, str, str]]
 
 WORDS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "sat", "ran", "on", "in", "mat", "park"),
@@ -52,7 +54,7 @@ def _log_levels() -> Iterator[None]:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """``sentport`` in this process, which spares the imports: exit code, stdout, stderr."""
     from sentport.cli import main
 
@@ -102,25 +104,46 @@ def export_tiny(
     out: Path,
     flavours: tuple[str, ...] | None = ("portable", "ort"),
     *,
+    layouts: tuple[str, ...] = ("padded",),
     pooling: str | None = None,
     dim: int | None = None,
     force: bool = False,
     trust_remote_code: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Export in this process, with few conformance lines: the full 2,000 are for the real model."""
+    """Export in this process, with few conformance lines: the full 2,000 are for the real model.
+
+    The source runs on one thread: two wait for each other longer than such small products take.
+    """
     from unittest.mock import patch
+
+    import torch
 
     from export import exporter, texts
 
+    threads = torch.get_num_threads()
     few = texts.adversarial_lines(200)
     short = [line for line in few if len(line) < 1000]
-    with patch.object(exporter, "adversarial_lines", lambda: short):
+    operators = _torch_operators()
+    with (
+        patch.object(exporter, "adversarial_lines", lambda: short),
+        patch.object(exporter, "TorchEngine", partial(exporter.TorchEngine, threads=1)),
+        patch("torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib", staticmethod(operators)),
+    ):
         options = exporter.ExportOptions(
-            flavours=flavours, pooling=pooling, dim=dim, force=force, trust_remote_code=trust_remote_code
+            layouts, flavours, pooling=pooling, dim=dim, force=force, trust_remote_code=trust_remote_code
         )
         exporter.export_bundle(checkpoint, out, options, say)
+    torch.set_num_threads(threads)
     return out
+
+
+@cache
+def _torch_operators() -> Callable[..., object]:
+    """The table of operators of torch's exporter, made once: each export parses the source of 500 functions for it."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return cache(ONNXRegistry.from_torchlib)
 
 
 def build_checkpoint(
@@ -237,17 +260,21 @@ def environment(name: str, *packages: str) -> Path:
     stamp = folder / "packages.json"
     if not (stamp.is_file() and stamp.read_text() == wanted):
         shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages], check=True
-        )
+        venv.create(folder)
+        subprocess.run([*pip_for(python), "install", *packages], check=True)
         stamp.write_text(wanted)
     return python
 
 
 def install_wheel(python: Path, wheel: Path) -> None:
-    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", wheel]
-    subprocess.run([*map(str, command), "--disable-pip-version-check"], check=True)
+    subprocess.run(
+        [*pip_for(python), "install", "--no-deps", "--no-index", "--force-reinstall", str(wheel)], check=True
+    )
+
+
+def pip_for(python: Path) -> list[str]:
+    """Our own pip at work on another environment: to install one in each takes seconds."""
+    return [sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check"]
 
 
 def data_folder() -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import environment, install_wheel, run_cli
 
-CORE = ("tokenizers==0.23.3", "onnxruntime-gpu==1.31.1")
+CORE = ("tokenizers==0.23.3", "onnxruntime==1.31.1")  # the small build; the tests themselves run on the one for CUDA
 
 
 def test_wheel_holds_the_packages_and_no_tests(wheel: Path) -> None:

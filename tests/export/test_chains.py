@@ -20,7 +20,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Dropout, LayerNorm, Normalize, Pooling, Transformer
 from torch import nn
 
-from export import exporter
 from export.gate import check
 from export.suite import load_suite
 from export.verify import verify_bundle
@@ -125,12 +124,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
         return made[name]
 
     return make
-
-
-@pytest.fixture
-def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokenizer conformance on all 2,000 lines is for the real model."""
-    monkeypatch.setattr(exporter, "adversarial_lines", lambda: ["the cat"])
 
 
 def relative_l2(found: np.ndarray, wanted: np.ndarray) -> float:

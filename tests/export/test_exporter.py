@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import build_checkpoint, build_transformer, export_tiny, run_cli
+from conftest import Cli, build_checkpoint, build_transformer, export_tiny
 
 from export import exporter
 from export.verify import verify_bundle
@@ -20,17 +20,14 @@ from sentport.errors import CheckpointError, GateError, SentportError
 
 
 def test_failed_gate_leaves_nothing_and_exit_code_1(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, few_lines: None
 ) -> None:
     def refuse(*_: object) -> None:
         raise GateError("graphs/padded-fp32-portable.onnx is refused: relative L2 error is 1")
 
     monkeypatch.setattr(exporter, "check_graph", refuse)
-    monkeypatch.setattr(exporter, "adversarial_lines", lambda: ["the cat"])
-    from sentport.cli import main
-
-    assert main(["export", str(tiny_checkpoint), "--out", str(tmp_path / "out.bundle"), "-q"]) == 1
-    assert "is refused" in capsys.readouterr().err
+    code, _, said = cli("export", str(tiny_checkpoint), "--out", str(tmp_path / "out.bundle"), "-q")
+    assert (code, "is refused" in said) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,28 +54,39 @@ def test_force_replaces_and_the_same_export_gives_the_same_bytes(
     assert [path.name for path in tmp_path.iterdir()] == ["out.bundle"]
 
 
-def test_verify_from_the_suite_and_from_the_source(tiny_bundle: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    text = run_cli("verify", str(tiny_bundle), check=True).stdout.decode()
-    assert text.count("passed") == 2
-    report = json.loads(run_cli("verify", str(tiny_bundle), "--source", str(tiny_checkpoint), "--json").stdout)
+def test_verify_from_the_suite_and_from_the_source(
+    tiny_bundle: Path, tiny_checkpoint: Path, tmp_path: Path, cli: Cli, few_lines: None
+) -> None:
+    code, text, _ = cli("verify", str(tiny_bundle))
+    assert (code, text.count("passed")) == (0, 2)
+    report = json.loads(cli("verify", str(tiny_bundle), "--source", str(tiny_checkpoint), "--json")[1])
     assert report["passed"]
     assert len(report["graphs"]) == 2
     other = build_checkpoint(tmp_path / "other", pooling="cls")
-    done = run_cli("verify", str(tiny_bundle), "--source", str(other))
-    assert done.returncode == 2
-    assert b"is not what" in done.stderr
+    code, _, said = cli("verify", str(tiny_bundle), "--source", str(other))
+    assert (code, "is not what" in said) == (2, True)
 
 
-def test_plain_checkpoint_needs_a_pooling_and_is_normalised(tmp_path: Path) -> None:
-    plain = build_transformer(tmp_path / "plain")
+def test_plain_checkpoint_needs_a_pooling_and_is_normalised(tmp_path: Path, cli: Cli, few_lines: None) -> None:
+    """Several poolings, no token types, no saved limit; both flavours equal sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+
+    plain = build_transformer(tmp_path / "plain", type_vocabulary=1)
     with pytest.raises(CheckpointError, match="does not say how to pool; add --pooling mean"):
         export_tiny(plain, tmp_path / "none.bundle")
-    out = tmp_path / "plain.bundle"
-    export_tiny(plain, out, ("portable",), pooling="mean")
-    spec = read_bundle(out).spec
-    assert spec.normalized
-    assert spec.max_tokens == 64
-    assert run_cli("verify", str(out), "--source", str(plain), check=True).stdout.count(b"passed") == 1
+    out = export_tiny(plain, tmp_path / "plain.bundle", pooling="cls+max+mean")
+    bundle = read_bundle(out)
+    assert bundle.spec.normalized
+    assert bundle.spec.max_tokens == 64
+    assert [tensor.name for tensor in bundle.graphs[0].inputs] == ["input_ids", "attention_mask"]
+    code, text, _ = cli("verify", str(out), "--source", str(plain))
+    assert (code, text.count("passed")) == (0, 2)
+    modules = [Transformer(str(plain)), Pooling(32, ("cls", "max", "mean")), Normalize()]
+    texts = ["the cat", "a dog sat on the red mat in the park . ! " * 4, "", "日 本"]
+    with Encoder(out, threads=1, on_truncate="allow") as encoder:
+        wanted = SentenceTransformer(modules=modules, device="cpu").encode(texts)
+        np.testing.assert_allclose(encoder.encode(texts), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_tokenizer_that_differs_from_the_source_is_refused(

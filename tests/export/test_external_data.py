@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import export_tiny, run_cli
+from conftest import Cli, export_tiny
 
 from export import exporter
 from sentport import Encoder
@@ -35,14 +35,15 @@ def test_weights_lie_beside_the_graph_and_vectors_stay(bundle: Path, tiny_bundle
         assert found.info.fingerprint == wanted.info.fingerprint
 
 
-def test_verify_and_inspect_read_it(bundle: Path) -> None:
-    assert run_cli("verify", str(bundle), check=True).stdout.count(b"passed") == 2
-    graphs = json.loads(run_cli("inspect", str(bundle), "--json", check=True).stdout)["graphs"]
+def test_verify_and_inspect_read_it(bundle: Path, cli: Cli) -> None:
+    code, text, _ = cli("verify", str(bundle))
+    assert (code, text.count("passed")) == (0, 2)
+    graphs = json.loads(cli("inspect", str(bundle), "--json")[1])["graphs"]
     assert all(len(graph["data_sha256"]) == 64 for graph in graphs)
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_damaged_data_is_refused(bundle: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_data_is_refused(bundle: Path, tmp_path: Path, damage: str, cli: Cli) -> None:
     broken = Path(shutil.copytree(bundle, tmp_path / "broken.bundle"))
     data = broken / "graphs" / "padded-fp32-ort.onnx.data"
     if damage == "missing":
@@ -53,9 +54,8 @@ def test_damaged_data_is_refused(bundle: Path, tmp_path: Path, damage: str) -> N
         data.write_bytes(weights)
     with pytest.raises(BundleError, match=rf"padded-fp32-ort.onnx.data (has|is) {damage}"):
         Encoder(broken)
-    done = run_cli("inspect", str(broken))
-    assert done.returncode == 2
-    assert b".onnx.data" in done.stderr
+    code, _, said = cli("inspect", str(broken))
+    assert (code, ".onnx.data" in said) == (2, True)
 
 
 def test_data_counts_where_weights_would_be_held_twice(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

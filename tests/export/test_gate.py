@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import build_checkpoint, export_tiny
 from onnx import numpy_helper
 
 from export.gate import check
@@ -248,22 +247,3 @@ def test_tiny_vectors_are_compared_by_absolute_difference(suite: Suite, tokenize
     check(lambda batch: np.full((len(batch.lengths), 24), 5e-7, np.float32), dead, tokenizer)
     with pytest.raises(GateError, match="norm under 1e-6"):
         check(lambda batch: np.full((len(batch.lengths), 24), 2e-6, np.float32), dead, tokenizer)
-
-
-def test_another_chain_passes_the_gate_and_equals_sentence_transformers(tmp_path: Path) -> None:
-    """All poolings side by side, no normalisation, no token types, no saved limit."""
-    from sentence_transformers import SentenceTransformer
-
-    from sentport import Encoder
-
-    checkpoint = build_checkpoint(
-        tmp_path / "model", pooling=("cls", "max", "mean"), normalize=False, type_vocabulary=1, max_tokens=None
-    )
-    out = export_tiny(checkpoint, tmp_path / "model.bundle")
-    texts = ["the cat", "a dog sat on the red mat in the park . ! " * 4, "", "日 本"]
-    with Encoder(out, threads=1, on_truncate="allow") as encoder:
-        assert [tensor.name for tensor in read_bundle(out).graphs[0].inputs] == ["input_ids", "attention_mask"]
-        assert encoder.info.max_tokens == 64
-        found = encoder.encode(texts)
-    wanted = SentenceTransformer(str(checkpoint), device="cpu").encode(texts)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
