@@ -9,10 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
 from bench.corpus import Corpus
 from bench.grid import RunOptions, _opened
+from export.gate import check
+from export.suite import load_suite
 from sentport.batch import TokenBatch
 from sentport.bulk.inputs import find_inputs
 from sentport.bulk.job import Options, encode_files
@@ -20,7 +25,8 @@ from sentport.bulk.output import find_output
 from sentport.bundle import DESCRIPTION_FILE, read_bundle
 from sentport.encoder import Encoder
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
-from sentport.errors import BundleError, EngineError, InputError, SentportError
+from sentport.errors import BundleError, EngineError, GateError, InputError, SentportError
+from sentport.tokenizer import Tokenizer
 from triton_repo.repository import write_repository
 
 TEXTS = ["the cat sat on the mat .", "", "a", "日本", "a dog ran in the park " * 12, "the cat " * 40, "é !", "a"]
@@ -228,3 +234,53 @@ def test_the_bench_sets_both_layouts_side_by_side(both_layouts: Path) -> None:
         assert [contestant.conditions().layout for contestant in opened][-1] == "packed"
         for contestant in opened:
             contestant.close()
+
+
+def attended_spare_pad(model: onnx.ModelProto) -> None:
+    """What fills the rectangle's free slots counts as a token."""
+    pad = next(node for node in model.graph.node if node.op_type == "ConstantOfShape")
+    pad.attribute[0].t.CopyFrom(numpy_helper.from_array(np.ones(1, np.int64)))
+
+
+def tokens_of_other_rows(model: onnx.ModelProto) -> None:
+    """Free slots are taken for tokens, and tokens for free slots."""
+    next(node for node in model.graph.node if node.op_type == "Less").op_type = "GreaterOrEqual"
+
+
+def pads_before_tokens(model: onnx.ModelProto) -> None:
+    """A row's pads and its tokens change places."""
+    where = [node for node in model.graph.node if node.op_type == "Where"][-1]
+    where.input[1], where.input[2] = where.input[2], where.input[1]
+
+
+def slots_of_another_token(model: onnx.ModelProto) -> None:
+    """Slots take the token before theirs."""
+    scatter = [node for node in model.graph.node if node.op_type == "ScatterElements"][-1]
+    one = next(tensor.name for tensor in model.graph.initializer if numpy_helper.to_array(tensor).tolist() == [1])
+    shifted = onnx.helper.make_node("Sub", [scatter.input[2], one], ["shifted"])
+    model.graph.node.insert(list(model.graph.node).index(scatter), shifted)
+    scatter.input[2] = "shifted"
+
+
+@pytest.mark.parametrize(
+    "damage", [attended_spare_pad, tokens_of_other_rows, pads_before_tokens, slots_of_another_token]
+)
+def test_the_gate_refuses_a_damaged_packed_graph(both_layouts: Path, damage: Callable[[onnx.ModelProto], None]) -> None:
+    bundle = read_bundle(both_layouts)
+    model = onnx.load(bundle.graph_file(bundle.select("packed", "fp32")))
+    tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
+    suite = load_suite(bundle.golden_file()).without_types()
+    check(runner(model), suite, tokenizer)
+    damage(model)
+    with pytest.raises(GateError):
+        check(runner(model), suite, tokenizer)
+
+
+def runner(model: onnx.ModelProto) -> Callable[[TokenBatch], np.ndarray]:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(batch: TokenBatch) -> np.ndarray:
+        ids, mask, lengths, _ = batch.packed()
+        return session.run(None, {"input_ids": ids, "attention_mask": mask, "lengths": lengths})[0]
+
+    return run
