@@ -28,6 +28,10 @@ class Progress:
         self._start = time.monotonic()
         self._drawn = 0.0
 
+    def rename(self, label: str) -> None:
+        """Say otherwise what is being done."""
+        self._label = label
+
     def expect(self, total: float) -> None:
         """Set how much there is, by a count or an estimate."""
         self._total = total

@@ -33,6 +33,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "export": Command("export.cli", "export", "turn a checkpoint into a verified bundle"),
+    "train": Command("training.cli", "train", "train a sentence encoder: SBERT and SimCSE, by recipe"),
     "verify": Command("export.verify_cli", "cpu or gpu", "repeat the parity gate on a bundle"),
     "inspect": Command("sentport.cli.inspect", "", "show what a bundle holds"),
     "diff": Command("sentport.cli.diff", "cpu or gpu", "compare two encoders: same space or not, and what changes"),
