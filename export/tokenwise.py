@@ -93,7 +93,8 @@ class Tokenwise:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         order, first = self.order(node.outputs[0]), self.order(node.inputs[0]) if node.inputs else None
         if name == "Transpose":  # rows first to tokens first or back; of tokens end to end nothing changes
-            return None not in (order, first) and order != first
+            perm = node.attributes.get_ints("perm", ()) or ()
+            return first is not None and tuple(perm) == (1, 0, *range(2, len(perm)))
         if order is None or any(self.order(value) != order for value in node.outputs):
             return False
         if name == "Gather":  # rows of an embedding table

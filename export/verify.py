@@ -9,7 +9,7 @@ from export.gate import Parity, allowed_relative_l2, check
 from export.suite import Suite, load_suite
 from sentport.bundle import Bundle, GraphRecord
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
-from sentport.errors import GateError
+from sentport.errors import GateError, GraphError
 from sentport.tokenizer import Tokenizer
 
 
@@ -59,7 +59,10 @@ def check_graph(bundle: Bundle, graph: GraphRecord, suite: Suite, tokenizer: Tok
     Raises:
         GateError: Naming the graph.
     """
-    engine = OnnxRuntimeEngine(bundle, graph, device=device)
+    try:
+        engine = OnnxRuntimeEngine(bundle, graph, device=device)
+    except GraphError as error:
+        raise GateError(f"{graph.file} is refused: {error}") from error
     suite = suite.without_types() if graph.layout == "packed" else suite
     try:
         limit = allowed_relative_l2(bundle.spec.architecture)

@@ -24,6 +24,10 @@ class EngineError(SentportError):
     """An engine, device or precision that was asked for is not delivered."""
 
 
+class GraphError(EngineError):
+    """A bundle's graph is there, loads, and cannot be run."""
+
+
 class InputError(SentportError):
     """Some of the texts or tokens handed in cannot be encoded; ``rows`` are their positions."""
 

@@ -236,21 +236,26 @@ def _read_json_lines(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
 def _read_csv(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # the module's limit of 128 kB would end the file at a long text
     tabs = inputs.formats[lines.number] == "tsv"
-    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    # Strictly: at a quotation mark that is never closed the module would take the rest of the file for one text.
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
     header = _csv_header(inputs, lines, options)
     check_columns(header, inputs, lines.number)
     place = header.index(inputs.column)
     id_place = None if inputs.id_column is None else header.index(inputs.id_column)
     reader = csv.reader((raw.decode(errors="surrogateescape") for raw in lines), **options)
     while True:
+        first = lines.line + 1
         try:
             values = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield lines.row(None, None, f"not CSV: {error}")
+            yield lines.row(None, None, f"not CSV from line {first} on: {error}")
             continue
         if not values:  # an empty line between records
+            continue
+        if len(values) > len(header):  # a comma in a text that is not quoted would cut it
+            yield lines.row(None, None, f"{len(values)} fields, the header has {len(header)}")
             continue
         text = values[place] if place < len(values) else None
         identifier = values[id_place] if id_place is not None and id_place < len(values) else None
@@ -260,10 +265,14 @@ def _read_csv(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
 
 def _csv_header(inputs: Inputs, lines: _Lines, options: dict[str, Any]) -> list[str]:
     """The first record; read from the start of the file where reading goes on further down."""
-    if lines.end == 0:
-        return _first_record(lines, options)
-    with _open(inputs.files[lines.number]) as file:
-        return _first_record(_Lines(file, lines.number, 0, 0), options)
+    name = inputs.files[lines.number]
+    try:
+        if lines.end == 0:
+            return _first_record(lines, options)
+        with _open(name) as file:
+            return _first_record(_Lines(file, lines.number, 0, 0), options)
+    except csv.Error as error:
+        raise SentportError(f"{name} does not begin as CSV does ({error}); expected a header") from error
 
 
 def _first_record(lines: _Lines, options: dict[str, Any]) -> list[str]:

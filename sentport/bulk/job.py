@@ -170,7 +170,7 @@ def run_job(
                     raise
                 journal.restart()
                 encode_parts(journal, bar)
-        manifest = publish(output, journal, inputs)
+        manifest = publish(output, journal, inputs, force=force)
         if manifest.bad_rows:
             _warn_of_bad_rows(journal, manifest, output)
         return manifest

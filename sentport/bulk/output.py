@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sentport.bulk.blocks import BadRow
-from sentport.bulk.inputs import STDIN, Inputs
+from sentport.bulk.inputs import FORMATS, STDIN, Inputs
 from sentport.bulk.journal import JOURNAL_FILE, Journal, is_publishing, remove
 from sentport.bulk.manifest import Made, Manifest, Part, read_manifest
 from sentport.bulk.parts import join_npy, join_parquet
@@ -17,6 +17,7 @@ from sentport.errors import SentportError
 from sentport.files import replace_folder
 
 BAD_ROWS_FILE = "bad-rows.jsonl"
+_OTHER_FILES = frozenset({*FORMATS, ".txt", ".json", ".npz", ".gz", ".zip", ".h5", ".feather", ".arrow"}) - {".parquet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,21 @@ class Output:
         """The side file with the rows that could not be encoded."""
         return self.path / BAD_ROWS_FILE if self.kind == "folder" else Path(f"{self.path}.bad.jsonl")
 
+    @property
+    def beside(self) -> tuple[Path, ...]:
+        """What is written beside a file."""
+        return {"npy": (sidecar(self.path), self.bad_rows), "parquet": (self.bad_rows,)}.get(self.kind, ())
+
 
 def find_output(name: str | Path) -> Output:
-    """The output that a name stands for, by its end."""
+    """The output that a name stands for, by its end.
+
+    Raises:
+        SentportError: For the end of another kind of file, which is hardly meant to be a folder.
+    """
     path = Path(name).resolve()
+    if path.suffix.lower() in _OTHER_FILES and not path.exists():
+        raise SentportError(f"{path.name} cannot be written; expected a .npy or .parquet file, or a folder for shards")
     return Output(path, {".npy": "npy", ".parquet": "parquet"}.get(path.suffix, "folder"))
 
 
@@ -57,18 +69,44 @@ def refuse_taken(output: Output, inputs: Inputs, *, force: bool) -> None:
     path = output.path
     if not path.parent.is_dir():
         raise SentportError(f"{path.parent} is not a folder, so {path} cannot be written; make it first")
-    if output.job_folder.is_dir() and not (output.job_folder / JOURNAL_FILE).is_file():
-        remove(output.job_folder)  # a run that was killed at its very end
+    _refuse_inputs(output, inputs)
+    _clear_job(output.job_folder)
     if not path.exists():
+        taken = [one for one in output.beside if one.exists()]
+        if taken and not force and not is_publishing(output.job_folder):
+            raise SentportError(f"{taken[0]} exists, which {path} would replace; add --force, or name another file")
         return
-    if any(name != STDIN and path.samefile(name) for name in inputs.files):
-        raise SentportError(f"{path} is the input itself; name another file")
     if output.kind == "folder":
         _refuse_folder(path, force=force)
     elif not path.is_file():
         raise SentportError(f"{path} is not a file that can be replaced; name another, or - for standard output")
     elif not force and not is_publishing(output.job_folder):
         raise SentportError(f"{path} exists; add --force to replace it, or name another file")
+
+
+def _refuse_inputs(output: Output, inputs: Inputs) -> None:
+    """Refuse an output that would replace what it is made of, now or when the same patterns are read again."""
+    for name in inputs.files:
+        if name == STDIN:
+            continue
+        if any(one.exists() and one.samefile(name) for one in (output.path, *output.beside)):
+            raise SentportError(f"{name} is the input itself, which the output would replace; name another output")
+        if output.kind == "folder" and output.path in Path(name).resolve().parents:
+            raise SentportError(f"{name} is an input in the output folder {output.path}; name another output")
+
+
+def _clear_job(folder: Path) -> None:
+    """Remove what a run that was killed at its very end has left; the journal goes first."""
+    if folder.is_symlink():
+        raise SentportError(f"{folder} is a link, where a run keeps its parts; remove it, or name another output")
+    if not folder.is_dir() or (folder / JOURNAL_FILE).is_file():
+        return
+    others = [child.name for child in folder.iterdir() if not child.name.startswith("part-")]
+    if set(others) - {"whole", MANIFEST_FILE, BAD_ROWS_FILE}:
+        raise SentportError(
+            f"{folder}, where a run keeps its parts, holds other things; move it, or name another output"
+        )
+    remove(folder)
 
 
 def _refuse_folder(path: Path, *, force: bool) -> None:
@@ -90,8 +128,14 @@ def _refuse_folder(path: Path, *, force: bool) -> None:
         )
 
 
-def publish(output: Output, journal: Journal, inputs: Inputs) -> Manifest:
-    """Put the finished parts in place as the output, and remove the job's folder."""
+def publish(output: Output, journal: Journal, inputs: Inputs, *, force: bool) -> Manifest:
+    """Put the finished parts in place as the output, and remove the job's folder.
+
+    Raises:
+        SentportError: When something has come to lie there since the run began, unless ``force``.
+    """
+    if not force and not is_publishing(journal.folder):
+        _refuse_newcomer(output)
     records = [journal.records[number] for number in sorted(journal.records)]
     bad = [row for record in records for row in record.bad]
     job, folder = journal.job, journal.folder
@@ -115,6 +159,12 @@ def publish(output: Output, journal: Journal, inputs: Inputs) -> Manifest:
         _publish_file(output, [folder / part.file for part in parts], manifest, bad, text_ids=job.text_ids)
         remove(folder)
     return manifest
+
+
+def _refuse_newcomer(output: Output) -> None:
+    path = output.path
+    if any(path.iterdir()) if output.kind == "folder" and path.is_dir() else path.exists():
+        raise SentportError(f"{path} has come to exist while this run was at work; move it, and give the command again")
 
 
 def _publish_file(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, GraphRecord
 from sentport.engines import TOKEN_BUDGETS
-from sentport.errors import EngineError
+from sentport.errors import EngineError, GraphError
 from sentport.hardware import available_cores, cuda_devices, missing_libraries
 
 try:
@@ -95,6 +95,8 @@ class OnnxRuntimeEngine:
         return self._vectors(session, batch)
 
     def _vectors(self, session: Any, batch: TokenBatch) -> NDArray[np.float32]:
+        if not len(batch.lengths):  # a graph takes no empty batch
+            return np.zeros((0, int(self._graph.outputs[0].axes[-1])), np.float32)
         if "token_type_ids" not in self._inputs and batch.token_type_ids is not None and batch.token_type_ids.any():
             why = "layout packed takes none; use layout padded" if self.layout == "packed" else "this model has none"
             raise EngineError(f"token types other than 0 were handed in, but {why}")
@@ -114,7 +116,11 @@ class OnnxRuntimeEngine:
         with tempfile.TemporaryDirectory(prefix="sentport-profile-") as folder:
             session = _open_session(model, device, threads, profile=Path(folder))
             self._check_signature(session, model)
-            self._vectors(session, TokenBatch.from_rows([[0, 0, 0], [0]]))
+            try:
+                self._vectors(session, TokenBatch.from_rows([[0, 0, 0], [0]]))
+            except Exception as error:  # onnxruntime raises bare exceptions of its own
+                reason = str(error).partition("\n")[0]
+                raise GraphError(f"{model} fails at its first run: {reason}") from error
             self.nodes = _nodes_by_provider(Path(session.end_profiling()))
         _check_device(device, self.nodes)
         return session

@@ -124,6 +124,7 @@ def test_unknown_nodes_stay_where_they_are() -> None:
         "y": ("batch", "tokens", 8),
         "row": ("batch", 1, 8),
         "scores": ("batch", "tokens", "tokens"),
+        "heads": ("batch", "tokens", 2, 8),
     }
     values = {name: ir.Value(name=name) for name in (*shapes, "unknown", "w")}
     tokenwise = Tokenwise({**shapes, "w": (8, 8)})
@@ -141,5 +142,7 @@ def test_unknown_nodes_stay_where_they_are() -> None:
     assert not moves("MatMul", ["scores", "x"])
     assert not moves("CumSum", ["x", "w"])
     assert not moves("Softmax", ["scores"], "scores", axis=-1)
+    assert moves("Transpose", ["x"], "turned", perm=[1, 0, 2])
+    assert not moves("Transpose", ["heads"], "turned", perm=[1, 0, 3, 2])
     assert moves("Einsum", ["x", "w"], equation="blh,hd->bld")
     assert not moves("Einsum", ["x", "w"], equation="blh,ld->bhd")

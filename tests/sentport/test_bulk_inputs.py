@@ -60,6 +60,10 @@ def test_bad_rows_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert bad(find_inputs([str(tmp_path / "a.txt")])) == {2: "invalid UTF-8"}
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,fine\n2,\xff\n3\n\n4,good\n")
     assert bad(find_inputs([str(tmp_path / "a.csv")])) == {3: "invalid UTF-8", 4: "null"}
+    (tmp_path / "cut.csv").write_text('id,text\n1,fine\n2,cut, here\n3,good\n4,"open\n5,lost\n')
+    assert bad(find_inputs([str(tmp_path / "cut.csv")])) == {
+        **{3: "3 fields, the header has 2", 6: "not CSV from line 5 on: unexpected end of data"}
+    }
     lines = ['{"text":"fine"}', "{", "[1]", '{"text":null}', '{"text":7}', r'{"text":"\ud800"}', '{"text":"good"}']
     (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode() + b'\n{"text":"\xff"}')
     assert bad(find_inputs([str(tmp_path / "a.jsonl")])) == {
@@ -96,12 +100,14 @@ def test_names_and_patterns(tmp_path: Path) -> None:
         (["not.parquet"], {}, "not.parquet cannot be read as Parquet"),
         (["a.jsonl"], {"column": "body"}, "a.jsonl has no column 'body'; it has text"),
         (["empty.csv"], {}, "empty.csv has no column 'text'; it has none"),
+        (["mac.csv"], {}, "mac.csv does not begin as CSV does"),
     ],
 )
 def test_what_cannot_be_read(names: list[str], options: dict[str, str], said: str | None, tmp_path: Path) -> None:
     for name in ("a.txt", "a.csv", "not.parquet"):
         (tmp_path / name).write_text("text,n\na,1\n")
     (tmp_path / "empty.csv").touch()
+    (tmp_path / "mac.csv").write_bytes(b"text,n\ra,1\r")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     pq.write_table(pa.table({"n": [1, 2], "words": pa.array(["a", "b"]).dictionary_encode()}), tmp_path / "a.parquet")
     places = [name if name == "-" else str(tmp_path / name) for name in names]

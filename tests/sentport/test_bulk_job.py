@@ -297,3 +297,51 @@ def test_from_a_pipe_in_another_format(tiny_bundle: Path, encoder: Encoder) -> N
         check=True,
     )
     np.testing.assert_allclose(np.load(io.BytesIO(done.stdout)), encoder.encode(["the cat", "a dog"]), atol=1e-6)
+
+
+def test_nothing_that_belongs_to_others_is_replaced(
+    encoder: Encoder, tiny_bundle: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encode(encoder, texts, tmp_path / "v")
+    (tmp_path / "b.npy.json").write_text('{"text": "mine"}\n')
+    (tmp_path / ".j.npy.job").mkdir()
+    (tmp_path / ".j.npy.job" / "letter.txt").write_text("dear")
+    (tmp_path / ".l.npy.job").symlink_to(tmp_path / ".j.npy.job")
+    before = contents(tmp_path)
+    for given, out, said in (
+        (texts, "b.npy", "b.npy.json exists, which"),
+        (tmp_path / "b.npy.json", "b.npy", "is the input itself, which the output would replace"),
+        (tmp_path / "v" / "*.parquet", "v", "is an input in the output folder"),
+        (texts, "j.npy", "holds other things"),
+        (texts, "l.npy", "is a link"),
+        (texts, "v.csv", "v.csv cannot be written; expected a .npy or .parquet file, or a folder"),
+    ):
+        force = [] if said.startswith("b.npy.json") else ["--force"]
+        kind = ["--format", "jsonl"] if given.suffix == ".json" else []
+        where = ["--input", str(given), *kind, "--output", str(tmp_path / out)]
+        assert main(["encode", str(tiny_bundle), *where, *force]) == 2
+        message = capsys.readouterr().err
+        assert said in message
+        assert message.count("\n") == 1
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["v", "v.npy"])
+def test_what_comes_to_lie_there_meanwhile_stays(
+    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    real, out = Encoder.compute, tmp_path / name
+
+    def slow(self: Encoder, *arguments: Any, **options: Any) -> Any:
+        if name == "v":
+            out.mkdir(exist_ok=True)
+        (out / "letter.txt" if name == "v" else out).write_text("dear")
+        return real(self, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SentportError, match="has come to exist while this run"):
+        patch.setattr(Encoder, "compute", slow)
+        encode(encoder, texts, out)
+    (found,) = [path for path in tmp_path.rglob("*") if path.is_file() and ".job" not in str(path) and path != texts]
+    assert found.read_text() == "dear"
+    found.unlink()
+    np.testing.assert_allclose(encode(encoder, texts, out), encoder.encode(TEXTS), atol=1e-6)

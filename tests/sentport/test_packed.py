@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -70,6 +71,11 @@ def test_a_packed_engine_gives_what_the_padded_one_gives(
     found = packed.run(TokenBatch.from_rows(rows))
     assert found.shape == (len(rows), 24)
     np.testing.assert_allclose(found, padded.run(TokenBatch.from_rows(rows)), atol=2e-6)
+
+
+def test_no_rows_give_no_vectors(engines: tuple[OnnxRuntimeEngine, OnnxRuntimeEngine]) -> None:
+    for engine in engines:
+        assert engine.run(TokenBatch.from_rows([])).shape == (0, 24)
 
 
 def test_pads_at_the_end_of_rows_take_no_part(engines: tuple[OnnxRuntimeEngine, OnnxRuntimeEngine]) -> None:
@@ -274,6 +280,21 @@ def test_the_gate_refuses_a_damaged_packed_graph(both_layouts: Path, damage: Cal
     damage(model)
     with pytest.raises(GateError):
         check(runner(model), suite, tokenizer)
+
+
+def test_verify_refuses_a_graph_that_cannot_run(
+    both_layouts: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    model = onnx.load(both_layouts / "graphs" / "packed-fp32-portable.onnx")
+    spare = next(node for node in model.graph.node if node.op_type == "Min")
+    spare.op_type, spare.input[1] = "Sub", spare.input[0]  # never a spare pad
+    data = model.SerializeToString()
+    damaged = edited(both_layouts, tmp_path, sha256=hashlib.sha256(data).hexdigest())
+    (damaged / "graphs" / "packed-fp32-portable.onnx").write_bytes(data)
+    code, told, said = cli("verify", str(damaged))
+    assert code == 1
+    assert "fails at its first run" in told + said
+    assert "bug" not in said
 
 
 def runner(model: onnx.ModelProto) -> Callable[[TokenBatch], np.ndarray]:
