@@ -72,7 +72,7 @@ SERVE = """
 import argparse, shutil, signal
 from triton_repo import repository, serve_cli
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-def write_repository(bundle, out, *, name, form, device, threads, batching):
+def write_repository(bundle, out, *, name, form, layout, device, threads, batching):
     shutil.copytree(bundle, out)
     return out
 repository.write_repository = write_repository
@@ -307,6 +307,7 @@ def test_serve_stops_cleanly_on_every_signal(models: Path, server_environment: S
         for process, number in zip(started, numbers, strict=True):
             assert process.stdout is not None
             addresses = [process.stdout.readline().split() for _ in range(4)]
+            assert all(addresses), process.communicate(timeout=30)
             assert [row[0] for row in addresses] == ["model", "http", "grpc", "metrics"]
             assert addresses[0][1] == "lengths"
             process.send_signal(number)
