@@ -312,7 +312,7 @@ def test_serve_stops_cleanly_on_every_signal(models: Path, server_environment: S
             assert addresses[0][1] == "lengths"
             process.send_signal(number)
         for process in started:
-            _, log = process.communicate(timeout=30)
+            _, log = process.communicate(timeout=90)
             assert process.returncode == 0, log
             assert "Started HTTPService" in log
             assert "Traceback" not in log
