@@ -8,16 +8,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from bench.contestants import Conditions
 from bench.fields import fault, gpu_fault
-from sentport import __version__
 from sentport.errors import SentportError
-from sentport.hardware import available_cores, cpu_model, cuda_devices
+from sentport.hardware import available_cores, cpu_model, cuda_devices, installed_versions
 
 Record = dict[str, Any]
 FORMAT = 1
@@ -77,7 +75,7 @@ def run_conditions() -> Record:
         "cpu_cores": available_cores(),
         "gpus": list(cuda_devices()),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version(), "sentport": __version__, **_installed()},
+        "versions": installed_versions(_PACKAGES),
     }
 
 
@@ -135,13 +133,3 @@ def _parse(line: str, path: Path, number: int) -> Record:
     if wrong:
         raise SentportError(f"{path}, line {number}: {wrong}; measure again, or take the line out")
     return record
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

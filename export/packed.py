@@ -149,6 +149,8 @@ def _split_projections(graph: ir.Graph, tokenwise: Tokenwise) -> None:
     After: MatMul(x, weight) → Split → MultiHeadAttention(query, key, value, bias, mask)
     """
     for node in [node for node in graph if (node.domain, node.op_type) == ("com.microsoft", "Attention")]:
+        if len(node.inputs) != 4 or node.attributes.keys() - {"num_heads", "mask_filter_value", "scale"}:
+            continue  # with a bias on its scores, say; it stays on the rectangle as it is
         x, weight, bias, mask = node.inputs
         name = node.outputs[0].name
         projected = ir.node("MatMul", [x, weight], outputs=[ir.Value(name=f"{name}_projected")])

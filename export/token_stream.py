@@ -78,9 +78,8 @@ class TokenStream:
         slot = self._op("Add", [self._op("Mul", [row, self._longest]), column])  # [B, L]
         filled = self._op("Less", [column, self._down(counts)])  # [B, L]
         token = self._op("Add", [self._down(starts), column])  # [B, L]
-        behind = self._op(
-            "Add", [slot, self._down(self._op("Sub", [total, ends]))]
-        )  # [B, L] T and the free slots before
+        shift = self._op("Sub", [total, ends])  # [B]
+        behind = self._op("Add", [slot, self._down(shift)])  # [B, L] T and the free slots before
         order = self._flat(self._op("Where", [filled, token, behind]))  # [B L]
         rows = self._flat(self._op("Expand", [row, self._op("Shape", [slot])]))  # [B L]
         return self._op("Slice", [self._op("ScatterElements", [rows, order, rows]), self._constant([0]), total])

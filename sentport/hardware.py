@@ -1,4 +1,4 @@
-"""What this machine offers: cores that may really be used, CPU features, CUDA devices, shared libraries.
+"""What this machine offers: cores that may really be used, CPU features, CUDA devices, libraries and versions.
 
 Standard library only, so that the command line can ask before anything heavy is imported. Whatever cannot be found
 out is reported as unknown (``None`` or ``"unknown"``); nothing is guessed from a name.
@@ -9,13 +9,17 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import platform
 import re
 import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
+
+from sentport import __version__
 
 UNKNOWN = "unknown"
 
@@ -292,3 +296,14 @@ def _dynamic_section(file: BinaryIO) -> tuple[list[tuple[int, int]], bytes]:
             file.seek(offset + address - start)
             return entries, file.read(values.get(_DT_STRSZ, 0))
     return [], b""
+
+
+def installed_versions(distributions: Sequence[str]) -> dict[str, str]:
+    """Versions of Python, of sentport, and of those distributions that are installed, by name."""
+    found = {"python": platform.python_version(), "sentport": __version__}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

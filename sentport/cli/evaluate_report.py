@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from sentport import __version__, hardware
+from sentport import hardware
 from sentport.encoder import EncoderInfo
 from sentport.evaluation.geometry import Geometry
 from sentport.evaluation.tasks import GROUPS, TASKS, Settings, TaskScore
@@ -61,7 +59,7 @@ def as_text(evaluated: Sequence[Evaluated], settings: Settings) -> str:
     notes = [f"{found.label}, {heading}: {_UNDEFINED}" for found in evaluated for heading in _undefined(found)]
     if notes:
         blocks.append("\n".join(notes))
-    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    versions = ", ".join(f"{name} {version}" for name, version in hardware.installed_versions(_PACKAGES).items())
     blocks.append("\n".join([*map(_conditions, evaluated), f"{hardware.cpu_model()}; {versions}"]))
     return "\n\n".join(blocks)
 
@@ -79,7 +77,7 @@ def as_json(evaluated: Sequence[Evaluated], settings: Settings) -> str:
             "correlation": settings.correlation,
             "cpu": hardware.cpu_model(),
             "gpus": list(hardware.cuda_devices()),
-            "versions": _versions(),
+            "versions": hardware.installed_versions(_PACKAGES),
         },
         "systems": [_system_as_json(found) for found in evaluated],
     }
@@ -205,13 +203,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(held) for held in value]
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "sentport": __version__}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

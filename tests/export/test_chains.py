@@ -25,7 +25,7 @@ from export.suite import load_suite
 from export.verify import verify_bundle
 from sentport import Encoder
 from sentport.batch import TokenBatch
-from sentport.bundle import Bundle, read_bundle
+from sentport.bundle import LAYOUTS, Bundle, read_bundle
 from sentport.cli import main
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import CheckpointError, GateError
@@ -119,7 +119,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
             modules = [Transformer(str(plain), max_seq_length=48), *chain.modules()]
             model = SentenceTransformer(modules=modules, prompts=PROMPTS, default_prompt_name=chain.default)
             model.save(str(folder / "model"))
-            bundle = export_tiny(folder / "model", folder / "model.bundle", dim=chain.dim)
+            bundle = export_tiny(folder / "model", folder / "model.bundle", dim=chain.dim, layouts=LAYOUTS)
             made[name] = Exported(chain, folder / "model", read_bundle(bundle))
         return made[name]
 
@@ -138,17 +138,19 @@ def test_exported_chain_equals_sentence_transformers(exported: Callable[[str], E
     assert tuple(module["type"] for module in spec.modules) == ("Transformer", *chain.types)
     assert spec.normalized == (chain.types[-1] == "Normalize")
     extra = ["pooling_mask"] if chain.masked else []
-    names = ["input_ids", "attention_mask", "token_type_ids", *extra]
+    assert one.bundle.layouts == LAYOUTS
     for graph in one.bundle.graphs:
-        assert [tensor.name for tensor in graph.inputs] == names
+        third = "token_type_ids" if graph.layout == "padded" else "lengths"
+        assert [tensor.name for tensor in graph.inputs] == ["input_ids", "attention_mask", third, *extra]
         assert not {"ArgMax", "NonZero", "Compress", "TopK", "Unique"} & graph.operators.keys()
     wanted = of_source(one)
-    with Encoder(one.bundle.path, threads=1, on_truncate="allow") as encoder:
-        assert encoder.info.dim == wanted[None].shape[1]
-        for prompt, vectors in wanted.items():
-            found = encoder.encode(TEXTS, prompt=prompt)
-            blocks = (array.reshape(len(TEXTS) * chain.blocks, -1) for array in (found, vectors))
-            assert relative_l2(*blocks) <= 1e-5, prompt
+    for layout in LAYOUTS:
+        with Encoder(one.bundle.path, layout=layout, threads=1, on_truncate="allow") as encoder:
+            assert encoder.info.dim == wanted[None].shape[1]
+            for prompt, vectors in wanted.items():
+                found = encoder.encode(TEXTS, prompt=prompt)
+                blocks = (array.reshape(len(TEXTS) * chain.blocks, -1) for array in (found, vectors))
+                assert relative_l2(*blocks) <= 1e-5, (layout, prompt)
     assert relative_l2(wanted["query"], wanted["passage"]) > 1e-3, "prompts that change nothing prove nothing"
 
 
@@ -251,7 +253,8 @@ def test_width_is_an_option_and_a_saved_one_is_told(exported: Callable[[str], Ex
 
 def test_average_of_layers_passes_the_gate_and_is_verified_from_its_source(tmp_path: Path, few_lines: None) -> None:
     plain = build_transformer(tmp_path / "plain")
-    bundle = read_bundle(export_tiny(plain, tmp_path / "out.bundle", ("portable",), pooling="avg_first_last"))
+    out = tmp_path / "out.bundle"
+    bundle = read_bundle(export_tiny(plain, out, ("portable",), pooling="avg_first_last", layouts=LAYOUTS))
     layers: dict[str, Any] = dict(bundle.spec.modules[1])
     assert (layers["type"], list(layers["layers"])) == ("LayerMean", [1, -1])
     assert bundle.spec.normalized
