@@ -78,6 +78,9 @@ def refuse_taken(output: Output, inputs: Inputs, *, force: bool) -> None:
         return
     if output.kind == "folder":
         _refuse_folder(path, force=force)
+        inside = [name for name in inputs.files if name != STDIN and path in Path(name).resolve().parents]
+        if inside:
+            raise SentportError(f"{inside[0]} is an input in the output folder {path}; name another output")
     elif not path.is_file():
         raise SentportError(f"{path} is not a file that can be replaced; name another, or - for standard output")
     elif not force and not is_publishing(output.job_folder):
@@ -85,14 +88,10 @@ def refuse_taken(output: Output, inputs: Inputs, *, force: bool) -> None:
 
 
 def _refuse_inputs(output: Output, inputs: Inputs) -> None:
-    """Refuse an output that would replace what it is made of, now or when the same patterns are read again."""
+    """Refuse an output that would replace what it is made of."""
     for name in inputs.files:
-        if name == STDIN:
-            continue
-        if any(one.exists() and one.samefile(name) for one in (output.path, *output.beside)):
+        if name != STDIN and any(one.exists() and one.samefile(name) for one in (output.path, *output.beside)):
             raise SentportError(f"{name} is the input itself, which the output would replace; name another output")
-        if output.kind == "folder" and output.path in Path(name).resolve().parents:
-            raise SentportError(f"{name} is an input in the output folder {output.path}; name another output")
 
 
 def _clear_job(folder: Path) -> None:
