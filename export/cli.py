@@ -20,9 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout", default="padded", help="graph layouts, comma-separated: padded, packed (default: padded)"
     )
-    parser.add_argument("--precision", default="fp32", help="precisions, comma-separated (fp32)")
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        help="precisions, comma-separated: fp32, fp16, bf16, int8 (default: fp32); of int8, flavour ort has a scale "
+        "for each token, portable static ones that TensorRT takes too",
+    )
     parser.add_argument(
         "--flavour", help="comma-separated: portable, ort (default: both, ort where ONNX Runtime fuses something)"
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", type=Path, help="int8: texts like yours, one a line (default: shipped ones)"
+    )
+    parser.add_argument(
+        "--min-cosine",
+        type=float,
+        metavar="C",
+        help="fp16, bf16, int8: refuse a worse cosine to the source; int8 keeps layers in fp32 until it holds",
     )
     parser.add_argument(
         "--pooling",
@@ -49,16 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export and report."""
-    from sentport.errors import SentportError
-
-    if arguments.precision != "fp32":
-        raise SentportError(f"precision {arguments.precision} is not supported yet; expected fp32")
     _require_packages()
     from export.exporter import ExportOptions, export_bundle
     from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET
+    from sentport.cli.parity import parity_table
 
     options = ExportOptions(
         layouts=_names(arguments.layout),
+        precisions=_names(arguments.precision),
         flavours=None if arguments.flavour is None else _names(arguments.flavour),
         pooling=arguments.pooling,
         normalize=arguments.normalize,
@@ -66,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
+        calibration=arguments.calibration,
+        min_cosine=arguments.min_cosine,
         opset=DEFAULT_OPSET if arguments.opset is None else arguments.opset,
         ir_version=DEFAULT_IR_VERSION if arguments.ir_version is None else arguments.ir_version,
         force=arguments.force,
@@ -80,14 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
     bundle = export_bundle(arguments.source, arguments.out, options, say)
     gc.freeze()
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
-    worst = min(graph.parity["cosine"] for graph in bundle.graphs)
     if arguments.json:
         graphs = {graph.file: dict(graph.parity) for graph in bundle.graphs}
         report = {"path": str(bundle.path), "bytes": size, "fingerprint": bundle.spec.fingerprint, "graphs": graphs}
         print(json.dumps(report))
         return 0
     print(f"bundle        {bundle.path}  ({size / 1e6:.0f} MB)")
-    print(f"worst cosine  {worst:.7f} to the source, over {bundle.graphs[0].parity['rows']} vectors a graph")
+    print(f"parity        to the source, over {bundle.graphs[0].parity['rows']} vectors a graph")
+    print("\n".join(parity_table(bundle)))
     print(f"next          sentport encode {bundle.path} --input texts.txt --output vectors.npy")
     return 0
 

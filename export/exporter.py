@@ -8,14 +8,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from export.calibration import calibration_texts
 from export.conformance import check_tokenizer
-from export.graphs import FLAVOURS, Graph, Say, make_graphs
+from export.gate import limits_of
+from export.graphs import FLAVOURS, PRECISIONS, Graph, Say, make_graphs
 from export.ort_flavour import operators
+from export.sensitivity import Calibration
 from export.signature import outputs
 from export.suite import Suite, build_suite, save_suite
 from export.texts import PARITY_TEXTS, adversarial_lines
 from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET, IR_VERSIONS, OPSETS
-from export.verify import check_graph
+from export.verify import check_graph, judged_by
 from sentport.bundle import (
     GOLDEN_FILE,
     LAYOUTS,
@@ -46,6 +49,7 @@ class ExportOptions:
 
     Attributes:
         layouts: Of ``padded`` and ``packed``.
+        precisions: Of ``fp32``, ``fp16``, ``bf16`` and ``int8``.
         flavours: Of ``portable`` and ``ort``; None = both, ``ort`` only where ONNX Runtime fuses something.
         pooling: For plain Hugging Face checkpoints, which do not say.
         normalize: Append L2 normalisation; None = as saved, or on for a plain checkpoint.
@@ -53,6 +57,8 @@ class ExportOptions:
         max_tokens: The length limit; None = as saved.
         revision: Of the hub's repository: branch, tag or full commit; None = its default branch.
         trust_remote_code: Run code that the checkpoint brings along.
+        calibration: File of texts, one a line, that int8 is calibrated on; None = texts that ship with the exporter.
+        min_cosine: Of precisions under fp32: the worst cosine to the source, where the gate's own limit is lower.
         opset: ONNX operator set.
         ir_version: ONNX file format version.
         force: Replace an existing bundle, once the new one has passed.
@@ -60,21 +66,30 @@ class ExportOptions:
 
     layouts: tuple[str, ...] = ("padded",)
     flavours: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] = ("fp32",)
     pooling: str | None = None
     normalize: bool | None = None
     dim: int | None = None
     max_tokens: int | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    calibration: Path | None = None
+    min_cosine: float | None = None
     opset: int = DEFAULT_OPSET
     ir_version: int = DEFAULT_IR_VERSION
     force: bool = False
 
     def __post_init__(self) -> None:
-        for kind, asked, known in (("layout", self.layouts, LAYOUTS), ("flavour", self.flavours, FLAVOURS)):
+        for kind, asked, known in (
+            ("layout", self.layouts, LAYOUTS),
+            ("precision", self.precisions, PRECISIONS),
+            ("flavour", self.flavours, FLAVOURS),
+        ):
             unknown = [name for name in asked or () if name not in known]
             if unknown or asked == ():
                 raise SentportError(f"{kind} {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(known)}")
+        if self.min_cosine is not None and not 0 <= self.min_cosine < 1:
+            raise SentportError(f"min_cosine is {self.min_cosine}; expected a number from 0 to under 1")
         if self.opset not in OPSETS:
             raise SentportError(f"opset {self.opset} is not supported; expected {OPSETS[0]} to {OPSETS[-1]}")
         if self.ir_version not in IR_VERSIONS:
@@ -121,12 +136,22 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         lines = [*PARITY_TEXTS, *adversarial_lines()]
         proof = beside.submit(check_tokenizer, tokenizer, checkpoint.tokenizer, spec.max_tokens, lines)
         bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof.result()))
-        made = make_graphs(checkpoint.model, options.layouts, options.flavours, options.opset, options.ir_version, say)
+        made = make_graphs(
+            checkpoint.model,
+            options.layouts,
+            options.flavours,
+            options.opset,
+            options.ir_version,
+            say,
+            options.precisions,
+            _calibration(options, suite, tokenizer, spec.architecture) if "int8" in options.precisions else None,
+        )
         records = []
         for graph in made:
             record = _write_graph(graph, checkpoint.model.dim, folder)
             say(f"checking {record.file}")
-            records.append(replace(record, parity=check_graph(bundle, record, suite, tokenizer).record()))
+            parity = check_graph(bundle, record, suite, tokenizer, min_cosine=options.min_cosine)
+            records.append(replace(record, parity=parity.record(judged_by(record))))
         bundle = replace(bundle, graphs=tuple(records))
         write_description(bundle)
     return replace(bundle, path=out)
@@ -191,12 +216,19 @@ def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer, layouts: tuple[str, ...
     )
 
 
+def _calibration(options: ExportOptions, suite: Suite, tokenizer: Tokenizer, architecture: str) -> Calibration:
+    """What int8 is made with, the model's default prompt in front of each text."""
+    texts, source = calibration_texts(options.calibration)
+    rows = tokenizer.encode([suite.prompt + text for text in texts]).rows
+    return Calibration(rows, suite, tokenizer, limits_of("int8", architecture, options.min_cosine), source)
+
+
 def _write_graph(graph: Graph, dim: int, folder: Path) -> GraphRecord:
     """Write a graph, its weights beside it where one file cannot hold them; the record still lacks its parity."""
     record = GraphRecord(
-        file=f"graphs/{graph.layout}-fp32-{graph.flavour}.onnx",
+        file=f"graphs/{graph.layout}-{graph.precision}-{graph.flavour}.onnx",
         layout=graph.layout,
-        precision="fp32",
+        precision=graph.precision,
         flavour=graph.flavour,
         inputs=graph.inputs,
         outputs=outputs(dim),
@@ -206,6 +238,7 @@ def _write_graph(graph: Graph, dim: int, folder: Path) -> GraphRecord:
         operators=operators(graph.model),
         parity={},
         packed=graph.packed,
+        int8=graph.int8,
     )
     file, data = folder / record.file, folder / record.data_file
     tensors = (value.const_value for value in graph.model.graph.initializers.values())

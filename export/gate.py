@@ -1,12 +1,13 @@
-"""The parity gate for fp32: an engine's vectors against the source model's, over the golden suite.
+"""The parity gate: an engine's vectors against the source model's, over the golden suite; limits by precision.
 
 Nothing here knows torch or ONNX: it compares numbers, so export, ``verify`` and every later check use the same gate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,47 @@ from sentport.errors import GateError
 from sentport.tokenizer import Tokenizer
 
 Run = Callable[[TokenBatch], NDArray[np.float32]]
+Vectors = NDArray[np.float32]
 
 _TINY_NORM = 1e-6
 _TINY_ABS = 1e-6
-_UNIT_ABS = 1e-5
-_COMPANY = 2e-6
 _MIXED_ROWS = 8
 _LONGER_TOKENS = 96
+# Of a precision whose rounding can amplify a last digit, so many comparisons of alone with company may be below.
+_AMPLIFIED = 0.01
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a precision may differ by; a row that differs by more is refused.
+
+    Attributes:
+        relative_l2: Of a row's difference to the source.
+        unit_abs: Of any number of a unit vector.
+        company: Relative difference of a text alone to the same text in a batch.
+        cosine: Of every row to the source.
+        mean_cosine: Of all rows to the source.
+        rank: Spearman correlation between the source's cosines of all pairs of texts and the engine's.
+        company_cosine: Of a text alone to the same text in a batch, in 99 % of comparisons.
+        worst_company_cosine: The same in all of them.
+    """
+
+    relative_l2: float = math.inf
+    unit_abs: float = math.inf
+    company: float = math.inf
+    cosine: float = -1.0
+    mean_cosine: float = -1.0
+    rank: float = -1.0
+    company_cosine: float = -1.0
+    worst_company_cosine: float = -1.0
+
+
+LIMITS = {
+    "fp32": Limits(relative_l2=1e-5, unit_abs=1e-5, company=2e-6),
+    "fp16": Limits(cosine=0.9999, worst_company_cosine=0.9999),
+    "bf16": Limits(cosine=0.999, worst_company_cosine=0.999),
+    "int8": Limits(cosine=0.95, mean_cosine=0.99, rank=0.99, company_cosine=0.9999, worst_company_cosine=0.999),
+}
 
 
 @dataclass(frozen=True)
@@ -35,56 +70,58 @@ class Parity:
         relative_l2: Of the difference to the source, rows of norm under 1e-6 left out.
         max_abs: Of the difference to the source.
         cosine: To the source, in float64.
+        mean_cosine: Over all rows.
+        worst: The row of the worst cosine: a text, or a row of a hand-made batch.
+        rank: Spearman correlation of the cosines of all pairs of texts with the source's.
         company: Relative difference of a text alone to the same text in a batch.
+        company_cosine: Cosine of the two.
         rows: Vectors compared with the source.
     """
 
     relative_l2: float
     max_abs: float
     cosine: float
+    mean_cosine: float
+    worst: str
+    rank: float
     company: float
+    company_cosine: float
     rows: int
 
-    def record(self) -> dict[str, Any]:
-        """As bundle.json stores it."""
-        return {"passed": True, **asdict(self)}
+    def record(self, by: str) -> dict[str, Any]:
+        """As bundle.json stores it, with what the figures were measured by."""
+        return {"passed": True, "by": by, **asdict(self)}
 
 
-def allowed_relative_l2(architecture: str) -> float:
-    """Allowed relative L2 error of a row in fp32; DeBERTa's scores are sums of three products."""
-    return 5e-5 if architecture.startswith("deberta") else 1e-5
+def limits_of(precision: str, architecture: str, min_cosine: float | None = None) -> Limits:
+    """The limits of a precision; DeBERTa's scores are sums of three products, so its fp32 may differ more.
+
+    Args:
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
+        architecture: Model type.
+        min_cosine: A stricter limit for the cosine of every row.
+    """
+    limits = LIMITS[precision]
+    if precision == "fp32" and architecture.startswith("deberta"):
+        limits = replace(limits, relative_l2=5e-5)
+    return limits if min_cosine is None else replace(limits, cosine=max(limits.cosine, min_cosine))
 
 
-def check(run: Run, suite: Suite, tokenizer: Tokenizer, *, relative_l2: float = 1e-5) -> Parity:
+def check(run: Run, suite: Suite, tokenizer: Tokenizer, limits: Limits = LIMITS["fp32"]) -> Parity:
     """Compare an engine with the suite.
 
     Args:
         run: The engine's ``run``.
         suite: Texts, batches and the source's vectors.
         tokenizer: The bundle's tokenizer.
-        relative_l2: Allowed relative L2 error of every row.
+        limits: Of its precision.
 
     Raises:
         GateError: On the first row that is over a limit, saying which, by how much.
     """
-    worst = _Worst(relative_l2)
-    for name, found, source in _comparisons(run, suite, tokenizer):
-        worst.compare(name, found, source)
-    return worst.parity()
-
-
-def _comparisons(
-    run: Run, suite: Suite, tokenizer: Tokenizer
-) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
-    """Names and vectors to compare: hand-made batches with the source, then texts alone and in company."""
-    for case in suite.cases:
-        found = _run(run, case.batch, case.name)
-        if not np.isfinite(found).all():
-            raise GateError(f"batch {case.name} gives values that are not finite")
-        yield f"batch {case.name}", found[case.has_tokens], case.vectors[case.has_tokens]
+    figures = _Figures(limits)
+    alone = compare_with_source(run, suite, tokenizer, figures)
     rows = suite.rows(tokenizer)
-    alone = np.concatenate([_run(run, suite.batch([row]), f"text {n}") for n, row in enumerate(rows)])
-    yield "texts alone", alone, suite.text_vectors
     order = np.random.default_rng(0).permutation(len(rows))
     # The few long texts meet in batches of their own: each would stretch a batch of short ones to its length.
     order = order[np.argsort([len(rows[n]) > _LONGER_TOKENS for n in order], kind="stable")]
@@ -92,12 +129,35 @@ def _comparisons(
     for start in range(0, len(order), _MIXED_ROWS):
         chosen = order[start : start + _MIXED_ROWS]
         beside = _run(run, suite.batch([rows[n] for n in chosen]), "texts beside others")
-        yield "company: texts beside others", beside, alone[chosen]
+        figures.in_company("company: texts beside others", beside, alone[chosen])
         beside = _run(run, suite.batch([*(rows[n] for n in chosen), longer]), "texts beside a longer one")
-        yield "company: texts beside a longer one", beside[:-1], alone[chosen]
+        figures.in_company("company: texts beside a longer one", beside[:-1], alone[chosen])
+    return figures.parity()
 
 
-def _run(run: Run, batch: TokenBatch, name: str) -> NDArray[np.float32]:
+def closeness(run: Run, suite: Suite, tokenizer: Tokenizer) -> Parity:
+    """The same figures without the texts in company, and nothing refused but what is not finite."""
+    figures = _Figures(Limits())
+    compare_with_source(run, suite, tokenizer, figures)
+    return figures.parity()
+
+
+def compare_with_source(run: Run, suite: Suite, tokenizer: Tokenizer, figures: _Figures) -> Vectors:
+    """Hand-made batches and texts against the source; gives the vectors of the texts, each alone."""
+    for case in suite.cases:
+        found = _run(run, case.batch, case.name)
+        if not np.isfinite(found).all():
+            raise GateError(f"batch {case.name} gives values that are not finite")
+        names = [f"row {row} of batch {case.name}" for row in np.flatnonzero(case.has_tokens)]
+        figures.to_source(f"batch {case.name}", names, found[case.has_tokens], case.vectors[case.has_tokens])
+    rows = suite.rows(tokenizer)
+    alone = np.concatenate([_run(run, suite.batch([row]), f"text {n}") for n, row in enumerate(rows)])
+    figures.to_source("texts alone", [f"text {text[:60]!r}" for text in suite.texts], alone, suite.text_vectors)
+    figures.ranks(alone, suite.text_vectors)
+    return alone
+
+
+def _run(run: Run, batch: TokenBatch, name: str) -> Vectors:
     try:
         found = run(batch)
     except Exception as error:  # a frozen axis surfaces as whatever the runtime raises
@@ -107,44 +167,113 @@ def _run(run: Run, batch: TokenBatch, name: str) -> NDArray[np.float32]:
     return found
 
 
-class _Worst:
-    """Running worst figures, and the limits."""
+class _Figures:
+    """Running worst figures; a row over a limit is refused at once."""
 
-    def __init__(self, relative_l2: float) -> None:
-        self._limit = relative_l2
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._relative = self._abs = self._company = 0.0
-        self._cosine = 1.0
-        self._rows = 0
+        self._rank = 1.0
+        self._worst = (1.0, "")
+        self._cosines: list[float] = []
+        self._company_cosines: list[float] = []
 
-    def compare(self, name: str, found: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    def to_source(self, name: str, rows: list[str], found: Vectors, wanted: Vectors) -> None:
+        """Vectors against the source's."""
+        pair = _Pair(name, found, wanted)
+        limits = self._limits
+        _refuse(name, "relative L2 error", pair.relative, limits.relative_l2)
+        unit = np.abs(pair.norms - 1.0) < 1e-3
+        _refuse(name, "maximum difference of a unit vector", np.where(unit, pair.absolute, 0.0), limits.unit_abs)
+        _refuse(name, "1 - cosine to the source", 1.0 - pair.cosines, 1.0 - limits.cosine)
+        self._relative = max(self._relative, float(pair.relative.max(initial=0.0)))
+        self._abs = max(self._abs, float(pair.absolute.max(initial=0.0)))
+        self._worst = min([self._worst, *zip(pair.cosines.tolist(), np.array(rows)[pair.kept], strict=True)])
+        self._cosines += pair.cosines.tolist()
+
+    def ranks(self, found: Vectors, wanted: Vectors) -> None:
+        """Whether the texts are near to each other in the source's order."""
+        pairs = np.triu_indices(len(wanted), 1)
+        self._rank = _spearman(_all_cosines(found)[pairs], _all_cosines(wanted)[pairs])
+
+    def in_company(self, name: str, beside: Vectors, alone: Vectors) -> None:
+        """Texts in a batch against the same texts alone."""
+        pair = _Pair(name, beside, alone)
+        _refuse(name, "relative difference to the text alone", pair.relative, self._limits.company)
+        worst = self._limits.worst_company_cosine
+        _refuse(name, "1 - cosine to the text alone", 1.0 - pair.cosines, 1.0 - worst)
+        self._company = max(self._company, float(pair.relative.max(initial=0.0)))
+        self._company_cosines += pair.cosines.tolist()
+
+    def parity(self) -> Parity:
+        """The figures, once those over all rows are within their limits."""
+        limits, mean = self._limits, float(np.mean(self._cosines or [1.0]))
+        if mean < limits.mean_cosine:
+            raise GateError(f"mean cosine to the source is {mean:.5f}, allowed {limits.mean_cosine}")
+        if not self._rank >= limits.rank:
+            raise GateError(f"texts are ranked as the source ranks them to {self._rank:.4f}, allowed {limits.rank}")
+        company = np.array(self._company_cosines or [1.0])
+        amplified = float((company < limits.company_cosine).mean())
+        if amplified > _AMPLIFIED:
+            raise GateError(
+                f"{amplified:.1%} of texts have a cosine under {limits.company_cosine} to themselves in company, "
+                f"allowed {_AMPLIFIED:.0%}"
+            )
+        return Parity(
+            relative_l2=self._relative,
+            max_abs=self._abs,
+            cosine=self._worst[0],
+            mean_cosine=mean,
+            worst=self._worst[1],
+            rank=self._rank,
+            company=self._company,
+            company_cosine=float(company.min()),
+            rows=len(self._cosines),
+        )
+
+
+class _Pair:
+    """Two sets of vectors row by row, those of norm under 1e-6 compared by themselves and left out.
+
+    Attributes:
+        kept: Which rows are left.
+        norms: Of the wanted vectors.
+        absolute: Largest difference of a number.
+        relative: Norm of the difference over the wanted norm.
+        cosines: In float64.
+    """
+
+    def __init__(self, name: str, found: Vectors, wanted: Vectors) -> None:
         if found.shape != wanted.shape:
             raise GateError(f"{name}: vectors are {list(found.shape)}, the source's {list(wanted.shape)}")
         if not np.isfinite(found).all() or not np.isfinite(wanted).all():
             raise GateError(f"{name}: values that are not finite")
         a, b = found.astype(np.float64), wanted.astype(np.float64)
         norms = np.linalg.norm(b, axis=1)
-        tiny = norms < _TINY_NORM
         absolute = np.abs(a - b).max(axis=1, initial=0.0)
-        self._refuse(name, "maximum difference of a row of norm under 1e-6", np.where(tiny, absolute, 0.0), _TINY_ABS)
-        a, b, norms, absolute = a[~tiny], b[~tiny], norms[~tiny], absolute[~tiny]
-        relative = np.linalg.norm(a - b, axis=1) / norms
-        if name.startswith("company"):
-            self._refuse(name, "relative difference to the text alone", relative, _COMPANY)
-            self._company = max(self._company, float(relative.max(initial=0.0)))
-            return
-        self._refuse(name, "relative L2 error", relative, self._limit)
-        unit = np.abs(norms - 1.0) < 1e-3
-        self._refuse(name, "maximum difference of a unit vector", np.where(unit, absolute, 0.0), _UNIT_ABS)
-        cosine = (a * b).sum(axis=1) / np.maximum(np.linalg.norm(a, axis=1) * norms, 1e-300)
-        self._relative = max(self._relative, float(relative.max(initial=0.0)))
-        self._abs = max(self._abs, float(absolute.max(initial=0.0)))
-        self._cosine = min(self._cosine, float(cosine.min(initial=1.0)))
-        self._rows += len(a)
+        tiny = norms < _TINY_NORM
+        _refuse(name, "maximum difference of a row of norm under 1e-6", np.where(tiny, absolute, 0.0), _TINY_ABS)
+        self.kept = ~tiny
+        a, b, self.norms, self.absolute = a[self.kept], b[self.kept], norms[self.kept], absolute[self.kept]
+        self.relative = np.linalg.norm(a - b, axis=1) / self.norms
+        self.cosines = (a * b).sum(axis=1) / np.maximum(np.linalg.norm(a, axis=1) * self.norms, 1e-300)
 
-    def parity(self) -> Parity:
-        return Parity(self._relative, self._abs, self._cosine, self._company, self._rows)
 
-    @staticmethod
-    def _refuse(name: str, what: str, values: NDArray[np.float64], limit: float) -> None:
-        if len(values) and values.max() > limit:
-            raise GateError(f"{name}: {what} is {values.max():.2e} (row {int(values.argmax())}), allowed {limit:.0e}")
+def _refuse(name: str, what: str, values: NDArray[np.float64], limit: float) -> None:
+    if len(values) and values.max() > limit:
+        raise GateError(f"{name}: {what} is {values.max():.2e} (row {int(values.argmax())}), allowed {limit:.0e}")
+
+
+def _all_cosines(vectors: Vectors) -> NDArray[np.float64]:
+    """``[n, dim]`` to ``[n, n]``."""
+    rows = vectors.astype(np.float64)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    return rows @ rows.T
+
+
+def _spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Correlation of ranks; of equal values the order of the array decides, which computed cosines hardly have."""
+    if len(a) < 2:
+        return 1.0
+    ranks = np.stack([np.argsort(np.argsort(values, kind="stable")) for values in (a, b)]).astype(np.float64)
+    return float(np.asarray(np.corrcoef(ranks))[0, 1])

@@ -44,7 +44,7 @@ def pack(padded: ir.Model, shapes: Shapes) -> Packed:
     """
     model = padded.clone()
     tokenwise = Tokenwise(shapes)
-    _split_projections(model.graph, tokenwise)
+    split_projections(model.graph, tokenwise)
     mover = _Mover(model.graph, tokenwise)
     moved = _beside_dense([node for node in model.graph if tokenwise.is_tokenwise(node)], tokenwise)
     stays = [node for node in set(model.graph) - set(moved) if tokenwise.is_dense(node)]
@@ -142,7 +142,7 @@ def _beside_dense(nodes: Sequence[ir.Node], tokenwise: Tokenwise) -> list[ir.Nod
     return [node for node in nodes if id(group[node]) in dense]
 
 
-def _split_projections(graph: ir.Graph, tokenwise: Tokenwise) -> None:
+def split_projections(graph: ir.Graph, tokenwise: Tokenwise | None = None) -> None:
     """Take the projections out of ONNX Runtime's fused attention, so that they can run on tokens end to end.
 
     Before: Attention(x, weight, bias, mask)
@@ -154,7 +154,8 @@ def _split_projections(graph: ir.Graph, tokenwise: Tokenwise) -> None:
         x, weight, bias, mask = node.inputs
         name = node.outputs[0].name
         projected = ir.node("MatMul", [x, weight], outputs=[ir.Value(name=f"{name}_projected")])
-        tokenwise.declare(projected.outputs[0], (*tokenwise.dims(x)[:-1], tokenwise.dims(weight)[-1]))
+        if tokenwise is not None:
+            tokenwise.declare(projected.outputs[0], (*tokenwise.dims(x)[:-1], tokenwise.dims(weight)[-1]))
         parts = ir.node(
             "Split",
             projected.outputs,

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from export.verify import Verdict
 
 DESCRIPTION = "Repeat the parity gate on a bundle, from its golden suite (no torch needed) or against the checkpoint."
 EXAMPLE = "sentport verify minilm.bundle --source ./all-MiniLM-L6-v2"
@@ -17,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that the checkpoint brings along; read it first"
     )
+    parser.add_argument("--engine", default="onnxruntime", help="onnxruntime, or openvino (its portable graphs)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--expect", metavar="SHA256", help="refuse unless bundle.json has this hash")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -28,18 +33,17 @@ def run(arguments: argparse.Namespace) -> int:
     from sentport.bundle import read_bundle
 
     bundle = read_bundle(arguments.bundle, arguments.expect)
-    verdicts = verify_bundle(bundle, arguments.source, arguments.device, arguments.trust_remote_code)
-    passed = all(verdict.parity is not None for verdict in verdicts)
+    options = arguments.engine, arguments.device, arguments.trust_remote_code
+    verdicts = verify_bundle(bundle, arguments.source, *options)
+    ran = [verdict for verdict in verdicts if not verdict.skipped]
+    passed = bool(ran) and all(verdict.parity is not None for verdict in ran)
     if arguments.json:
-        graphs = {
-            verdict.graph.file: asdict(verdict.parity) if verdict.parity else {"refused": verdict.reason}
-            for verdict in verdicts
-        }
+        graphs = {verdict.graph.file: _as_json(verdict) for verdict in verdicts}
         print(json.dumps({"passed": passed, "fingerprint": bundle.spec.fingerprint, "graphs": graphs}))
         return 0 if passed else 1
     for verdict in verdicts:
         if verdict.parity is None:
-            print(f"REFUSED  {verdict.reason}")
+            print(f"{'not run' if verdict.skipped else 'REFUSED'}  {verdict.reason}")
             continue
         parity = verdict.parity
         print(
@@ -47,3 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"alone against in company {parity.company:.1e}, {parity.rows} vectors"
         )
     return 0 if passed else 1
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    if verdict.parity is not None:
+        return asdict(verdict.parity)
+    return {"skipped" if verdict.skipped else "refused": verdict.reason}

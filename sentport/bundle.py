@@ -12,9 +12,10 @@ from typing import Any
 from sentport import __version__
 from sentport.errors import BundleError
 
-# 1.1: a graph's external data, the source's revision, chains that pool without the prompt. 1.2: packed graphs. A newer
+# 1.1: a graph's external data, the source's revision, chains that pool without the prompt. 1.2: packed graphs. 1.3:
+# precisions. A newer
 # minor than ours is refused, since it may hold what this version would drop; what an older one lacks has its default.
-FORMAT = (1, 2)
+FORMAT = (1, 3)
 DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 GOLDEN_FILE = "golden.npz"
@@ -53,6 +54,7 @@ class GraphRecord:
         data_sha256: Hash of its weights' own file, ``data_file``; None when they lie in the graph (under 2 GB).
         packed: Of layout ``packed`` alone: ``rewritten`` computes on tokens, and only attention on rectangles;
             ``unpacked`` makes a padded batch inside the graph, so that it is right and no faster than ``padded``.
+        int8: Of precision int8 alone: its form, the layers in int8, those kept in fp32, and what was measured.
     """
 
     file: str
@@ -68,6 +70,7 @@ class GraphRecord:
     parity: Mapping[str, Any]
     data_sha256: str | None = None
     packed: str | None = None
+    int8: Mapping[str, Any] | None = None
 
     @property
     def data_file(self) -> str:
@@ -223,12 +226,13 @@ class Bundle:
         """The layouts of its graphs."""
         return tuple(layout for layout in LAYOUTS if any(graph.layout == layout for graph in self.graphs))
 
-    def select(self, layout: str, precision: str, device: str = "cpu") -> GraphRecord:
-        """The graph to run on this library's own engine, on device ``cpu`` or ``cuda``.
+    def select(
+        self, layout: str, precision: str, device: str = "cpu", flavours: tuple[str, ...] = ("ort", "portable")
+    ) -> GraphRecord:
+        """The graph to run on device ``cpu`` or ``cuda``, by an engine that takes these flavours, the best first.
 
         Precision ``auto`` takes fp32 where the bundle has it, else its only one: a lower precision is never chosen
-        unasked. Layout ``auto`` takes the faster one by measure (docs/architecture.md, Engines). Among flavours the
-        ``ort`` one goes first, since it is the one made for ONNX Runtime.
+        unasked. Layout ``auto`` takes the faster one by measure (docs/architecture.md, Engines).
 
         Raises:
             BundleError: Listing what the bundle has when nothing fits, or when ``auto`` would have to guess.
@@ -249,8 +253,14 @@ class Bundle:
             raise BundleError(
                 f"{self.path} has no graph with layout {layout} in {precision}; it holds {', '.join(held)}"
             )
+        runnable = [graph for graph in fitting if graph.flavour in flavours]
+        if not runnable:
+            way_out = f"sentport export SOURCE --out BUNDLE --flavour {','.join(flavours)}"
+            raise BundleError(f"{self.path} has no {precision} graph that this engine runs; `{way_out}` makes one")
         order = _AUTO_LAYOUT[device]
-        return min(fitting, key=lambda graph: (order.index(graph.packed), graph.flavour != "ort"))
+        if precision == "int8" and device != "cpu":  # flavour ort's int8 products run on a CPU alone
+            flavours = tuple(sorted(flavours, key="ort".__eq__))
+        return min(runnable, key=lambda graph: (order.index(graph.packed), flavours.index(graph.flavour)))
 
 
 def sha256_of(path: Path) -> str:

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the hashes of all files and describe the bundle."""
     from sentport.bundle import DESCRIPTION_FILE, read_bundle, sha256_of
+    from sentport.cli.parity import parity_table
 
     bundle = read_bundle(arguments.bundle, arguments.expect)
     bundle.tokenizer_file()
@@ -47,8 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         files = [graph.file] if graph.data_sha256 is None else [graph.file, graph.data_file]
         size = sum((bundle.path / file).stat().st_size for file in files) / 1e6
         packed = f", packed: {graph.packed}" if graph.packed else ""
-        print(
-            f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB{packed}, opset {graph.opset}, IR {graph.ir_version}, "
-            f"worst cosine {graph.parity['cosine']:.7f}, relative L2 {graph.parity['relative_l2']:.1e}"
-        )
+        print(f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB{packed}, opset {graph.opset}, IR {graph.ir_version}")
+    print("\n".join(parity_table(bundle)))
     return 0

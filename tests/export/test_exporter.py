@@ -22,7 +22,7 @@ from sentport.errors import CheckpointError, GateError, SentportError
 def test_failed_gate_leaves_nothing_and_exit_code_1(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, few_lines: None
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise GateError("graphs/padded-fp32-portable.onnx is refused: relative L2 error is 1")
 
     monkeypatch.setattr(exporter, "check_graph", refuse)

@@ -1,0 +1,172 @@
+"""Precision ``int8``: the linear layers in 8 bits, all else as it was; a text's vector does not depend on its batch.
+
+Two forms, chosen by the graph's flavour:
+
+* ``portable``: static. Activations by a scale from calibration, as QuantizeLinear and DequantizeLinear, which TensorRT
+  and OpenVINO take as well.
+* ``ort``: per token. The scale of a token's activations is made of that token alone, around ONNX Runtime's
+  MatMulIntegerToFloat.
+
+Both: weights symmetric per output channel, and large input channels made smaller at the price of their weights
+(SmoothQuant, Xiao et al. 2023, eq. 4). A scale over the whole batch, as in the usual dynamic quantisation, is no form
+of it: a text's neighbours would change its vector.
+
+Weights have 7 bits, -63 … 63. On x86 without VNNI the 8-bit product adds two of its 16-bit parts with saturation
+(``vpmaddubsw``), and 255 x 127 x 2 passes 32767: vectors would be right on one machine and silently worse on another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.editing import Editor
+from export.linear import Linear, Ranges, linears
+from sentport.errors import GateError
+
+FORMS = {"portable": "static", "ort": "per token"}
+WEIGHT_LIMIT = 63
+_ACTIVATION_LIMIT = 127
+_TOKEN_ZERO = 128  # ONNX Runtime's fast products take activations without a sign
+_SMOOTHING = 0.5  # SmoothQuant's alpha
+_SMALLEST = 1e-5
+_NUMBERS = ("int8", "int8_scale", "int8_zero", "input_scale", "input_zero", "zero", "smoothing")
+
+
+def quantise(model: ir.Model, flavour: str, ranges: Ranges, kept: Collection[str] = ()) -> ir.Model:
+    """A copy of a graph with its linear layers in int8.
+
+    Args:
+        model: A graph of either layout, fused attention taken apart (``export.packed.split_projections``).
+        flavour: ``portable`` or ``ort``, which is the form.
+        ranges: Of calibration; layers that are not in it stay as they are.
+        kept: Names of layers that stay in fp32.
+    """
+    copy = model.clone()
+    fed: dict[ir.Value, list[Linear]] = {}
+    for layer in linears(copy.graph):
+        value = layer.node.inputs[0]
+        if layer.name in ranges and layer.name not in kept and value is not None:
+            fed.setdefault(value, []).append(layer)
+    form = _per_token if flavour == "ort" else _static
+    for value, layers in fed.items():
+        form(copy.graph, value, layers, ranges)
+    if flavour == "ort":
+        copy.opset_imports["com.microsoft"] = 1
+    RemoveUnusedNodesPass()(copy)
+    return copy
+
+
+def quantised(model: ir.Model) -> list[str]:
+    """Names of the weights that a graph holds in int8, in its order."""
+    found = []
+    for node in model.graph:
+        place = {"MatMulIntegerToFloat": 1, "DequantizeLinear": 0}.get(node.op_type)
+        value = node.inputs[place] if place is not None else None
+        if value is not None and value.const_value is not None and value.const_value.dtype == ir.DataType.INT8:
+            found.append((value.name or "").removesuffix(":int8"))
+    return found
+
+
+def numbers_sha256(model: ir.Model) -> str:
+    """SHA-256 over all that quantisation put into a graph: weights, scales, zero points, smoothing."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.graph.initializers.items()):
+        if value.const_value is not None and name.partition(":")[2] in _NUMBERS:
+            digest.update(name.encode() + b"\0" + value.const_value.tobytes())
+    return digest.hexdigest()
+
+
+def check_structure(model: ir.Model, layers: Sequence[str], sha256: str) -> None:
+    """Raises GateError unless a graph has exactly these layers in int8, with the numbers that export gave them."""
+    found = quantised(model)
+    if found != list(layers):
+        odd = sorted({*found} ^ {*layers}) or ["their order"]
+        raise GateError(f"the record names {len(layers)} layers in int8, the graph has {len(found)}: {odd[0]} differs")
+    for name, value in model.graph.initializers.items():
+        kind = name.partition(":")[2]
+        if kind not in _NUMBERS or value.const_value is None:
+            continue
+        numbers, zero = value.const_value.numpy(), _TOKEN_ZERO if kind == "zero" else 0
+        if kind.endswith("zero") and (numbers != zero).any():
+            raise GateError(f"{name} is not the zero point that int8 has here")
+        if kind.endswith("scale") and not (np.isfinite(numbers) & (numbers > 0)).all():
+            raise GateError(f"{name} has scales that are not positive numbers")
+    if numbers_sha256(model) != sha256:
+        raise GateError("its int8 weights, scales or zero points are not those that export made")
+
+
+def smoothing(layers: Sequence[Linear], largest: NDArray[np.float32]) -> NDArray[np.float32]:
+    """By what each input channel is divided, and its weights multiplied; ``[in]``, of geometric mean 1.
+
+    The second layer of a feed-forward block keeps its channels: behind its activation function few are large, and
+    taking from them cost more than it gave (measured: all-MiniLM-L6-v2, worst cosine 0.93 to 0.80).
+    """
+    inputs, outputs = layers[0].weight.shape
+    if inputs > outputs:
+        return np.ones(inputs, np.float32)
+    weights = np.max([np.abs(layer.weight).max(axis=1) for layer in layers], axis=0)
+    factors = np.maximum(largest, _SMALLEST) ** _SMOOTHING / np.maximum(weights, _SMALLEST) ** (1 - _SMOOTHING)
+    return np.asarray(factors / np.exp(np.log(factors).mean()), np.float32)
+
+
+def _static(graph: ir.Graph, value: ir.Value, layers: list[Linear], ranges: Ranges) -> None:
+    edit = Editor(graph, f"{layers[0].name}:")
+    largest = ranges[layers[0].name]
+    factors = smoothing(layers, largest)
+    scale = edit.constant("input_scale", np.float32((largest / factors).max() / _ACTIVATION_LIMIT))
+    zero = edit.constant("input_zero", np.int8(0))
+    smoothed = _smoothed(edit, value, factors)
+    for layer in layers:
+        # Each layer its own pair, though they are equal: ONNX Runtime fuses no product whose levels others read too.
+        levels = edit.op("QuantizeLinear", [smoothed, scale, zero])
+        activation = edit.op("DequantizeLinear", [levels, scale, zero])
+        weight, weight_scale, weight_zero = _weight(graph, layer, factors)
+        matrix = edit.op("DequantizeLinear", [weight, weight_scale, weight_zero], {"axis": 1})
+        edit.replace(layer.node, edit.op("MatMul", [activation, matrix]))
+
+
+def _per_token(graph: ir.Graph, value: ir.Value, layers: list[Linear], ranges: Ranges) -> None:
+    edit = Editor(graph, f"{layers[0].name}:")
+    factors = smoothing(layers, ranges[layers[0].name])
+    smoothed = _smoothed(edit, value, factors)
+    axes = edit.constant("axes", np.array([-1], np.int64))
+    largest = edit.op("ReduceMax", [edit.op("Abs", [smoothed]), axes], {"keepdims": 1})  # [..., 1] of each token
+    # A token of zeros has no scale of its own.
+    largest = edit.op("Max", [largest, edit.constant("smallest", np.float32(1e-30))])
+    scale = edit.op("Div", [largest, edit.constant("limit", np.float32(_ACTIVATION_LIMIT))])
+    one, zero = edit.constant("one", np.float32(1)), edit.constant("zero", np.uint8(_TOKEN_ZERO))
+    levels = edit.op("QuantizeLinear", [edit.op("Div", [smoothed, scale]), one, zero])  # uint8, zero at 128
+    for layer in layers:
+        weight, weight_scale, weight_zero = _weight(graph, layer, factors)
+        inputs = [levels, weight, one, weight_scale, zero, weight_zero]
+        product = edit.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
+        edit.replace(layer.node, edit.op("Mul", [product, scale]))
+
+
+def _smoothed(edit: Editor, value: ir.Value, factors: NDArray[np.float32]) -> ir.Value:
+    if (factors == 1).all():
+        return value
+    return edit.op("Mul", [value, edit.constant("smoothing", (1 / factors).astype(np.float32))])
+
+
+def _weight(graph: ir.Graph, layer: Linear, factors: NDArray[np.float32]) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """A layer's weight in int8, its scale ``[out]`` and its zero point ``[out]``."""
+    levels, scale = weight_levels(layer.weight * factors[:, None])
+    edit = Editor(graph, f"{layer.name}:")
+    return (
+        edit.constant("int8", levels),
+        edit.constant("int8_scale", scale),
+        edit.constant("int8_zero", np.zeros(len(scale), np.int8)),
+    )
+
+
+def weight_levels(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """``[in, out]`` as whole numbers and the scale of each output channel ``[out]``."""
+    scale = np.maximum(np.abs(weight).max(axis=0), _SMALLEST**2) / np.float32(WEIGHT_LIMIT)
+    return np.clip(np.rint(weight / scale), -WEIGHT_LIMIT, WEIGHT_LIMIT).astype(np.int8), scale.astype(np.float32)

@@ -1,0 +1,148 @@
+"""Which layers int8 costs most, and how few of them stay in fp32 so that the vectors are good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.gate import Limits, Parity, closeness
+from export.int8 import FORMS, quantise
+from export.linear import Ranges, input_ranges, linears, open_model
+from export.suite import Suite
+from sentport.batch import TokenBatch
+from sentport.errors import GateError
+from sentport.tokenizer import Tokenizer
+
+_BATCH_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What int8 is made and judged with.
+
+    Attributes:
+        rows: Token ids of the calibration texts.
+        suite: Texts and batches with the source's vectors.
+        tokenizer: The bundle's tokenizer.
+        limits: Of the gate.
+        source: Where the texts are from.
+    """
+
+    rows: Sequence[NDArray[np.int64]]
+    suite: Suite
+    tokenizer: Tokenizer
+    limits: Limits
+    source: str
+
+
+@dataclass(frozen=True)
+class Int8Plan:
+    """How one flavour of a model becomes int8.
+
+    Attributes:
+        form: ``static`` or ``per token``.
+        ranges: Of calibration.
+        kept: Layers that stay in fp32, the most sensitive first.
+        effects: Of each group of layers with one input: 1 - mean cosine with that group alone in int8; empty where
+            none had to stay in fp32.
+        trade: Worst and mean cosine to the source by how many groups stay in fp32.
+        calibration: Number and source of the calibration texts.
+    """
+
+    form: str
+    ranges: Ranges
+    kept: tuple[str, ...]
+    effects: Mapping[str, float]
+    trade: tuple[Mapping[str, float], ...]
+    calibration: str
+
+    def record(self, layers: Sequence[str], sha256: str) -> dict[str, Any]:
+        """As bundle.json stores it, with the layers that a graph really has in int8, and the hash of their numbers."""
+        return {
+            "form": self.form,
+            "layers": list(layers),
+            "sha256": sha256,
+            "kept": list(self.kept),
+            "effects": dict(self.effects),
+            "trade": list(self.trade),
+            "calibration": self.calibration,
+        }
+
+
+def plan_int8(padded: ir.Model, flavour: str, calibration: Calibration, say: Callable[[str], None]) -> Int8Plan:
+    """Measure each group of layers once, and keep the fewest in fp32 with which the limits hold.
+
+    Args:
+        padded: A graph of layout ``padded``, fused attention taken apart.
+        flavour: ``portable`` or ``ort``.
+        calibration: What to measure with.
+        say: Told what is being done.
+
+    Raises:
+        GateError: When they do not hold with half of the layers in fp32.
+    """
+    ranges = input_ranges(padded, calibration.rows)
+    groups = _groups(padded)
+    order: list[tuple[str, ...]] = []
+    effects: dict[str, float] = {}
+    trade = []
+    for count in range(len(groups) // 2 + 1):
+        if count == 1:  # not before it is known that some group has to stay
+            say(f"measuring what int8 ({FORMS[flavour]}) of each of {len(groups)} groups of linear layers costs")
+            effects = {group[0]: _effect(padded, flavour, ranges, group, calibration) for group in groups}
+            order = sorted(groups, key=lambda group: -effects[group[0]])
+        kept = tuple(name for group in order[:count] for name in group)
+        found = closeness(_runner(quantise(padded, flavour, ranges, kept)), calibration.suite, calibration.tokenizer)
+        trade.append({"kept": count, "cosine": found.cosine, "mean_cosine": found.mean_cosine, "rank": found.rank})
+        if _holds(found, calibration.limits):
+            words = f"{len(calibration.rows)} texts of {calibration.source}"
+            return Int8Plan(FORMS[flavour], ranges, kept, effects, tuple(trade), words)
+    raise GateError(
+        f"int8 ({FORMS[flavour]}) reaches a worst cosine of {found.cosine:.4f}, a mean of {found.mean_cosine:.4f} and "
+        f"a rank agreement of {found.rank:.4f} with half of the layers in fp32, which is not enough; "
+        "give texts like yours with --calibration FILE, or export another flavour or precision"
+    )
+
+
+def _groups(model: ir.Model) -> list[tuple[str, ...]]:
+    """Names of the linear layers, those with one input together."""
+    groups: dict[ir.Value | None, dict[str, None]] = {}
+    for layer in linears(model.graph):
+        groups.setdefault(layer.node.inputs[0], {})[layer.name] = None
+    return list(dict.fromkeys(tuple(group) for group in groups.values()))
+
+
+def _runner(model: ir.Model) -> Callable[[TokenBatch], NDArray[np.float32]]:
+    session = open_model(model)
+    given = [value.name for value in session.get_inputs()]
+
+    def run(batch: TokenBatch) -> NDArray[np.float32]:
+        names = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask")
+        feed = dict(zip(names, batch.padded(), strict=True))
+        vectors: NDArray[np.float32] = session.run(None, {name: feed[name] for name in given})[0]
+        return vectors
+
+    return run
+
+
+def _effect(padded: ir.Model, flavour: str, ranges: Ranges, group: Sequence[str], calibration: Calibration) -> float:
+    """1 - mean cosine of the suite's texts to the source, with one group alone in int8."""
+    run = _runner(quantise(padded, flavour, {name: ranges[name] for name in group}))
+    rows, wanted = calibration.suite.rows(calibration.tokenizer), calibration.suite.text_vectors
+    order = np.argsort([len(row) for row in rows], kind="stable")
+    found = np.empty_like(wanted)
+    for start in range(0, len(order), _BATCH_ROWS):
+        chosen = order[start : start + _BATCH_ROWS]
+        found[chosen] = run(calibration.suite.batch([rows[n] for n in chosen]))
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(1.0 - np.mean((a * b).sum(axis=1) / np.maximum(norms, 1e-300)))
+
+
+def _holds(found: Parity, limits: Limits) -> bool:
+    return found.cosine >= limits.cosine and found.mean_cosine >= limits.mean_cosine and found.rank >= limits.rank

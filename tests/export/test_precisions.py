@@ -1,0 +1,276 @@
+"""fp16, bf16 and int8: what is in the graphs, what the gate says of them, and damage that it has to refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from export.calibration import calibration_texts
+from export.gate import Limits, check
+from export.int8 import WEIGHT_LIMIT, quantised, smoothing, weight_levels
+from export.linear import Linear, open_model
+from export.sixteen_bits import TYPES, lower, rounding_twin
+from export.suite import load_suite
+from export.verify import check_graph, verify_bundle
+from sentport.batch import TokenBatch
+from sentport.bundle import Bundle, GraphRecord, read_bundle, sha256_of, write_description
+from sentport.encoder import Encoder
+from sentport.engines.opening import open_graph
+from sentport.errors import GateError, PrecisionError, SentportError
+from sentport.tokenizer import Tokenizer
+from tests.conftest import export_tiny, made_once
+
+LOW = ("fp16", "bf16", "int8")
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return read_bundle(
+        made_once(
+            tmp_path_factory,
+            "precisions",
+            lambda folder: export_tiny(
+                tiny_checkpoint, folder / "low.bundle", layouts=("padded", "packed"), precisions=("fp32", *LOW)
+            ),
+        )
+    )
+
+
+@pytest.fixture
+def tokenizer(bundle: Bundle) -> Tokenizer:
+    return Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
+
+
+def graph_of(bundle: Bundle, precision: str, layout: str = "padded", flavour: str = "portable") -> GraphRecord:
+    return next(g for g in bundle.graphs if (g.precision, g.layout, g.flavour) == (precision, layout, flavour))
+
+
+def load(bundle: Bundle, graph: GraphRecord) -> ir.Model:
+    return ir.load(bundle.graph_file(graph))
+
+
+def test_every_precision_is_there_in_both_layouts_and_flavours_with_its_record(bundle: Bundle) -> None:
+    assert len(bundle.graphs) == 16
+    for graph in bundle.graphs:
+        assert graph.file == f"graphs/{graph.layout}-{graph.precision}-{graph.flavour}.onnx"
+        parity = graph.parity
+        assert parity["cosine"] <= parity["mean_cosine"] <= 1.0000001
+        assert parity["worst"]
+        assert parity["by"] == (
+            "its rounding twin on onnxruntime, cpu" if graph.precision in TYPES else "onnxruntime, cpu"
+        )
+        assert (graph.int8 is not None) == (graph.precision == "int8")
+    assert graph_of(bundle, "int8").int8["form"] == "static"
+    assert graph_of(bundle, "int8", flavour="ort").int8["form"] == "per token"
+
+
+@pytest.mark.parametrize("precision", LOW)
+def test_no_lower_precision_is_taken_unasked(bundle: Bundle, precision: str) -> None:
+    assert bundle.select("auto", "auto").precision == "fp32"
+    assert bundle.select("auto", precision).precision == precision
+    assert bundle.select("auto", "int8", "cuda").flavour == "portable"
+    assert bundle.select("auto", "int8", "cpu").flavour == "ort"
+
+
+@pytest.mark.parametrize("precision", TYPES)
+@pytest.mark.parametrize("flavour", ["portable", "ort"])
+def test_products_are_in_16_bits_and_all_else_is_not(bundle: Bundle, precision: str, flavour: str) -> None:
+    model = load(bundle, graph_of(bundle, precision, "packed", flavour))
+    low = TYPES[precision]
+    products = 0
+    for node in model.graph:
+        if node.op_type in ("MatMul", "Gemm", "MultiHeadAttention"):
+            assert node.inputs[0].dtype == low
+            products += 1
+        elif node.op_type not in ("Cast", "Gather"):
+            kinds = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}
+            assert low not in kinds, (node.op_type, kinds)
+    assert products >= 9
+    stored = {value.const_value.dtype for value in model.graph.initializers.values() if len(value.shape) == 2}
+    assert stored <= {low, ir.DataType.INT64}, "weights and embedding tables are half as large"
+
+
+def test_the_twin_rounds_as_the_types_do() -> None:
+    """A product of bf16 values, by hand: inputs rounded, exact product, output rounded."""
+    a = np.array([[1.0039, 2.0]], np.float32)
+    w = np.array([[1.0, 3.3333], [0.5, -1.0]], np.float32)
+    x, y = ir.Value(name="x", shape=ir.Shape([1, 2]), type=ir.TensorType(ir.DataType.FLOAT)), None
+    weight = ir.Value(name="w", const_value=ir.tensor(w, name="w"), shape=ir.Shape([2, 2]))
+    weight.type = ir.TensorType(ir.DataType.FLOAT)
+    product = ir.node("MatMul", [x, weight], outputs=[ir.Value(name="p", type=ir.TensorType(ir.DataType.FLOAT))])
+    last = ir.node("Identity", product.outputs, outputs=[ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT))])
+    y = last.outputs[0]
+    y.shape = ir.Shape([1, 2])
+    graph = ir.Graph([x], [y], nodes=[product, last], initializers=[weight], opset_imports={"": 18}, name="g")
+    model = ir.Model(graph, ir_version=10)
+
+    def bf16(values: np.ndarray) -> np.ndarray:
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+    found = open_model(rounding_twin(lower(model, "bf16"), "bf16")).run(None, {"x": a})[0]
+    assert found.tolist() == bf16(bf16(a) @ bf16(w)).tolist()
+    assert found.tolist() != (a @ w).tolist()
+
+
+def test_a_weight_beyond_fp16_is_refused_by_name(bundle: Bundle) -> None:
+    model = load(bundle, graph_of(bundle, "fp32"))
+    node = next(node for node in model.graph if node.op_type == "MatMul" and node.inputs[1].const_value is not None)
+    value = node.inputs[1]
+    value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1e9), name=value.name)
+    with pytest.raises(SentportError, match="beyond float16's range"):
+        lower(model, "fp16")
+
+
+@pytest.mark.parametrize("flavour", ["portable", "ort"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_int8_of_a_text_does_not_depend_on_its_batch(bundle: Bundle, layout: str, flavour: str, threads: int) -> None:
+    engine = open_graph(bundle, graph_of(bundle, "int8", layout, flavour), threads=threads, device="cpu")
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(0, 25, size=n) for n in (5, 1, 40, 17, 48, 2, 9)]
+    together = engine.run(TokenBatch.from_rows(rows)).astype(np.float64)
+    alone = np.concatenate([engine.run(TokenBatch.from_rows([row])) for row in rows]).astype(np.float64)
+    cosines = (together * alone).sum(axis=1) / np.linalg.norm(together, axis=1) / np.linalg.norm(alone, axis=1)
+    assert cosines.min() >= 0.99999
+
+
+def test_rows_without_a_token_are_finite_in_every_precision_that_runs(bundle: Bundle) -> None:
+    batch = TokenBatch(np.arange(6), np.array([3, 3], np.int32), np.array([1, 1, 1, 0, 0, 0]))
+    for graph in bundle.graphs:
+        if graph.precision != "bf16":
+            vectors = open_graph(bundle, graph, device="cpu").run(batch)
+            assert np.isfinite(vectors).all(), graph.file
+
+
+def test_bf16_on_a_cpu_is_refused_and_fp16_is_told(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(PrecisionError, match="does not multiply on a CPU"):
+        Encoder(bundle.path, precision="bf16", device="cpu")
+    with Encoder(bundle.path, precision="fp16", device="cpu") as encoder, Encoder(bundle.path) as exact:
+        assert encoder.info.precision == "fp16"
+        a, b = (one.encode(["a cat sat", "on the mat"]) for one in (encoder, exact))
+    assert (a * b).sum(axis=1).min() / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)).max() > 0.999
+    assert "computes fp16 in fp32 on a CPU" in caplog.text
+
+
+def test_weights_have_seven_bits_so_that_two_products_fit_into_sixteen() -> None:
+    levels, scale = weight_levels(np.array([[1.0, -0.2, 0.0], [-0.6, 0.05, 0.0]], np.float32))
+    assert levels.tolist() == [[63, -63, 0], [-38, 16, 0]]
+    assert scale[:2] == pytest.approx([1 / 63, 0.2 / 63])
+    assert 2 * 255 * WEIGHT_LIMIT <= 32767
+
+
+def test_smoothing_moves_range_from_activations_to_weights() -> None:
+    layer = Linear(ir.node("MatMul", []), "w", np.array([[1.0, -1.0, 0.5], [4.0, 1.0, 2.0]], np.float32))
+    factors = smoothing([layer], np.array([16.0, 1.0], np.float32))
+    assert factors == pytest.approx([8**0.5, 1 / 8**0.5])  # sqrt(16 / 1) and sqrt(1 / 4), of geometric mean 1
+    wide = Linear(ir.node("MatMul", []), "w", np.ones((4, 2), np.float32))
+    assert smoothing([wide], np.array([9, 1, 1, 1], np.float32)).tolist() == [1, 1, 1, 1]
+
+
+def test_calibration_texts_are_varied_and_a_short_file_is_refused(tmp_path: Path) -> None:
+    texts, source = calibration_texts()
+    assert (len(texts), source) == (256, "sentport")
+    assert len(set(texts)) > 225
+    assert min(map(len, texts)) < 10
+    assert max(map(len, texts)) > 300
+    (tmp_path / "few.txt").write_text("one\n\ntwo\n")
+    with pytest.raises(SentportError, match="has 2 texts; calibration needs at least 16"):
+        calibration_texts(tmp_path / "few.txt")
+
+
+def scaled(model: ir.Model) -> None:
+    """One layer's input scale doubled."""
+    value = next(v for name, v in model.graph.initializers.items() if name.endswith((":input_scale", ":int8_scale")))
+    value.const_value = ir.tensor(np.asarray(value.const_value.numpy() * 2, np.float32), name=value.name)
+
+
+def moved_zero_point(model: ir.Model) -> None:
+    value = next(v for name, v in model.graph.initializers.items() if name.endswith(("input_zero", ":zero")))
+    value.const_value = ir.tensor(value.const_value.numpy() + value.const_value.numpy().dtype.type(3), name=value.name)
+
+
+def moved_weight_zero_point(model: ir.Model) -> None:
+    value = next(v for name, v in model.graph.initializers.items() if name.endswith("int8_zero"))
+    value.const_value = ir.tensor(value.const_value.numpy() + np.int8(1), name=value.name)
+
+
+def swapped_weights(model: ir.Model) -> None:
+    """Two layers of equal shape with each other's weights."""
+    found = [v for name, v in model.graph.initializers.items() if name.endswith(":int8")]
+    one = found[0]
+    other = next(v for v in found[1:] if v.shape == one.shape)
+    one.const_value, other.const_value = other.const_value, one.const_value
+
+
+@pytest.mark.parametrize("flavour", ["portable", "ort"])
+@pytest.mark.parametrize("damage", [scaled, moved_zero_point, moved_weight_zero_point, swapped_weights])
+def test_damaged_int8_is_refused_by_verify(
+    bundle: Bundle, tmp_path: Path, flavour: str, damage: Callable[[ir.Model], None]
+) -> None:
+    graph = graph_of(bundle, "int8", "padded", flavour)
+    model = load(bundle, graph)
+    damage(model)
+    verdict = verify_bundle(with_graph(bundle, graph, model, tmp_path))[0]
+    assert verdict.parity is None
+    assert not verdict.skipped
+    assert graph.file in verdict.reason
+
+
+def test_a_layer_that_is_called_int8_and_is_not_is_refused(
+    bundle: Bundle, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    graph = graph_of(bundle, "int8")
+    model = load(bundle, graph_of(bundle, "fp32"))
+    with pytest.raises(GateError, match=r"the record names \d+ layers in int8, the graph has 0"):
+        damaged = with_graph(bundle, graph, model, tmp_path)
+        check_graph(damaged, damaged.graphs[0], load_suite(bundle.golden_file()), tokenizer)
+    assert quantised(load(bundle, graph)) == graph.int8["layers"]
+
+
+def with_graph(bundle: Bundle, graph: GraphRecord, model: ir.Model, folder: Path) -> Bundle:
+    """A bundle of one graph that was changed, and hashed again by whoever changed it."""
+    (folder / "graphs").mkdir()
+    for file in (bundle.tokenizer_file(), bundle.golden_file()):
+        (folder / file.name).write_bytes(file.read_bytes())
+    ir.save(model, folder / graph.file)
+    changed = replace(bundle, path=folder, graphs=(replace(graph, sha256=sha256_of(folder / graph.file)),))
+    write_description(changed)
+    return read_bundle(folder)
+
+
+def test_limits_of_each_kind_are_kept(bundle: Bundle, tokenizer: Tokenizer) -> None:
+    suite = load_suite(bundle.golden_file())
+    engine = open_graph(bundle, graph_of(bundle, "int8"), device="cpu")
+    found = check(engine.run, suite, tokenizer, Limits())
+    assert found.cosine < 1
+    for name, value in (("cosine", found.cosine), ("mean_cosine", found.mean_cosine), ("rank", found.rank)):
+        check(engine.run, suite, tokenizer, Limits(**{name: value - 1e-6}))
+        if value < 1 - 1e-6:
+            with pytest.raises(GateError):
+                check(engine.run, suite, tokenizer, Limits(**{name: value + 1e-6}))
+
+
+def test_inspect_shows_all_graphs_in_one_table(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    from sentport.cli import main
+
+    assert main(["inspect", str(bundle.path)]) == 0
+    text = capsys.readouterr().out
+    table = text[text.index("graph ", text.index("fp32-portable")) :]
+    for graph in bundle.graphs:
+        assert f"\n{graph.file[7:-5]}" in table
+    assert "int8 of ort: per token, calibrated on 256 texts of sentport" in table
+    assert main(["inspect", str(bundle.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["graphs"][0]["parity"]["rank"] > 0.99999
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8-dynamic", ""])
+def test_unknown_precisions_are_refused(tiny_checkpoint: Path, tmp_path: Path, precision: str) -> None:
+    with pytest.raises(SentportError, match="is unknown; known: fp32, fp16, bf16, int8"):
+        export_tiny(tiny_checkpoint, tmp_path / "x.bundle", precisions=(precision,))
