@@ -24,6 +24,10 @@ class EngineError(SentportError):
     """An engine, device or precision that was asked for is not delivered."""
 
 
+class PrecisionError(EngineError):
+    """A precision that an engine does not run on this machine."""
+
+
 class GraphError(EngineError):
     """A bundle's graph is there, loads, and cannot be run."""
 

@@ -127,6 +127,7 @@ def examine() -> list[Finding]:
         *_cpu_features(),
         _triton_server(),
         *_tensorrt(),
+        _openvino(),
     ]
 
 
@@ -411,6 +412,20 @@ def _tensorrt() -> list[Finding]:
         _module("TensorRT", "tensorrt", "tensorrt", cost, "pip install 'sentport[tensorrt]'"),
         _module("TensorRT-RTX", "tensorrt_rtx_bindings", "tensorrt-rtx-cu12-bindings", cost_rtx, fix_rtx),
     ]
+
+
+def _openvino() -> Finding:
+    cost = "engine openvino cannot be asked for; bundles run on onnxruntime"
+    found = _module("OpenVINO", "openvino", "openvino", cost, "pip install 'sentport[openvino]'")
+    if found.status != "ok":
+        return found
+    try:
+        held = import_module("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    except Exception as error:  # a binary built for another machine fails with whatever it likes
+        detail = f"{found.detail}, but its CPU device does not start: {_first_line(error)}"
+        return Finding("OpenVINO", "problem", detail, cost, "pip install --force-reinstall openvino")
+    types = [name for name in ("FP32", "BF16", "FP16", "INT8") if name in held]
+    return Finding("OpenVINO", "ok", f"{found.detail}; on this CPU {', '.join(types)}")
 
 
 def _module(name: str, module: str, distribution: str, cost: str, fix: str) -> Finding:

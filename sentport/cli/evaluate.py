@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from sentport.cli.evaluate_report import Evaluated
     from sentport.cli.systems import System
-    from sentport.encoder import TextEncoder
-    from sentport.evaluation.embeddings import VectorStore
+    from sentport.encoder import EncoderInfo, TextEncoder
+    from sentport.evaluation.embeddings import Embeddings, VectorStore
     from sentport.evaluation.geometry import Geometry
     from sentport.evaluation.tasks import Score, Settings
 
@@ -47,13 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--control", action="store_true", help="score STS against shuffled gold too: a row that must be near 0")
     encoding = parser.add_argument_group("encoding; one value for all systems, or one each with commas between")
     add = encoding.add_argument
-    add("--engine", default="auto", metavar="NAMES", help="auto, onnxruntime or torch")
+    add("--engine", default="auto", metavar="NAMES", help="auto, onnxruntime, openvino or torch")
     add("--precision", default="auto", metavar="NAMES", help="auto = fp32 where there is one")
     add_layout_argument(encoding)
     add("--device", default="auto", metavar="NAMES", help="auto, cpu or cuda")
     add("--threads", type=int, metavar="N", help="compute threads in this process (default: the cores allowed)")
     add("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
     add("--dim", type=int, metavar="N", help="cut vectors to their first N values")
+    add(
+        "--vectors",
+        default="float32",
+        metavar="TYPES",
+        help="types that vectors are kept in, each scored: float32, float16, int8, binary, with commas between",
+    )
     output = parser.add_argument_group("output")
     add = output.add_argument
     add("--cache", type=Path, metavar="DIR", help="keep vectors there between runs; a server is always asked anew")
@@ -69,6 +75,7 @@ class _Run:
     scores: Mapping[str, Score]
     prompt: str | None
     dim: int | None
+    vectors: tuple[str, ...]
     cache: Path | None
     quiet: bool
 
@@ -81,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     systems = _systems(arguments)
     prepared = _prepare(arguments)
     try_to_open(systems[1:])
-    evaluated = [_evaluate(label, system, prepared) for label, system in zip(_labels(systems), systems, strict=True)]
+    named = zip(_labels(systems), systems, strict=True)
+    evaluated = [found for label, system in named for found in _evaluate(label, system, prepared)]
     print(as_json(evaluated, prepared.settings) if arguments.json else as_text(evaluated, prepared.settings))
     if arguments.plots:
         _plot(arguments, evaluated, prepared)
@@ -109,7 +117,11 @@ def _prepare(arguments: argparse.Namespace) -> _Run:
     """Check the choices and read every task's data, so that a mistake costs seconds and not a run."""
     from sentport.errors import SentportError
     from sentport.evaluation.tasks import TASKS, Settings, choose_tasks
+    from sentport.vectors import VECTOR_TYPES
 
+    vectors = tuple(dict.fromkeys(arguments.vectors.split(",")))
+    if unknown := [kind for kind in vectors if kind not in VECTOR_TYPES]:
+        raise SentportError(f"--vectors {', '.join(unknown)} is unknown; known: {', '.join(VECTOR_TYPES)}")
     names = choose_tasks(arguments.tasks.split(","))
     data = arguments.data or os.environ.get(DATA_VARIABLE)
     if not data:
@@ -132,7 +144,7 @@ def _prepare(arguments: argparse.Namespace) -> _Run:
         progress=not arguments.quiet,
     )
     scores = {name: TASKS[name].prepare(settings) for name in names}
-    return _Run(settings, scores, arguments.prompt, arguments.dim, arguments.cache, arguments.quiet)
+    return _Run(settings, scores, arguments.prompt, arguments.dim, vectors, arguments.cache, arguments.quiet)
 
 
 def _labels(systems: list[System]) -> list[str]:
@@ -148,39 +160,51 @@ def _labels(systems: list[System]) -> list[str]:
     return [f"{name} #{place}" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]
 
 
-def _evaluate(label: str, system: System, prepared: _Run) -> Evaluated:
-    from sentport.cli.evaluate_report import Evaluated
+def _evaluate(label: str, system: System, prepared: _Run) -> list[Evaluated]:
+    """What was found, for each type of vectors; texts are computed for the first, and rounded for each."""
     from sentport.evaluation.embeddings import Embeddings
-    from sentport.evaluation.geometry import geometry
-    from sentport.evaluation.tasks import TASKS, stsb_pairs
 
-    start = time.perf_counter()
     with system.open() as encoder:
         store = _store(system, encoder, prepared)
         shown = not prepared.quiet
         embed = Embeddings(encoder, prompt=prepared.prompt, dim=prepared.dim, store=store, progress=shown)
-        found = {}
-        for name, score in prepared.scores.items():
-            before, begun = embed.computed, time.perf_counter()
-            found[name] = score(embed)
-            if shown:
-                work = f"{embed.computed - before} texts computed, {time.perf_counter() - begun:.1f} s"
-                told = f"{label}: {TASKS[name].heading} {found[name].score:.2f}"
-                print(f"{told} ({work})", file=sys.stderr, flush=True)
-        space = geometry(stsb_pairs(prepared.settings), embed) if "stsb" in found else None
-        return Evaluated(
-            label=label,
-            source=system.source,
-            kind=system.kind,
-            info=encoder.info,
-            prompt=prepared.prompt,
-            dim=prepared.dim or encoder.info.dim,
-            scores=found,
-            space=space,
-            computed=embed.computed,
-            reused=embed.reused,
-            seconds=time.perf_counter() - start,
-        )
+        several = len(prepared.vectors) > 1
+        return [
+            _score(f"{label} {kind}" if several else label, system, encoder.info, embed, kind, prepared)
+            for kind in prepared.vectors
+        ]
+
+
+def _score(label: str, system: System, info: EncoderInfo, embed: Embeddings, kind: str, prepared: _Run) -> Evaluated:
+    from sentport.cli.evaluate_report import Evaluated
+    from sentport.evaluation.embeddings import kept_as
+    from sentport.evaluation.geometry import geometry
+    from sentport.evaluation.tasks import TASKS, stsb_pairs
+
+    start, computed = time.perf_counter(), embed.computed
+    kept = kept_as(kind, embed)
+    found = {}
+    for name, score in prepared.scores.items():
+        before, begun = embed.computed, time.perf_counter()
+        found[name] = score(kept)
+        if not prepared.quiet:
+            work = f"{embed.computed - before} texts computed, {time.perf_counter() - begun:.1f} s"
+            print(f"{label}: {TASKS[name].heading} {found[name].score:.2f} ({work})", file=sys.stderr, flush=True)
+    space = geometry(stsb_pairs(prepared.settings), kept) if "stsb" in found else None
+    return Evaluated(
+        label=label,
+        source=system.source,
+        kind=system.kind,
+        info=info,
+        prompt=prepared.prompt,
+        dim=prepared.dim or info.dim,
+        vectors=kind,
+        scores=found,
+        space=space,
+        computed=embed.computed - computed,
+        reused=embed.reused,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _store(system: System, encoder: TextEncoder, prepared: _Run) -> VectorStore | None:

@@ -14,8 +14,18 @@ from sentport import hardware
 from sentport.encoder import EncoderInfo
 from sentport.evaluation.geometry import Geometry
 from sentport.evaluation.tasks import GROUPS, TASKS, Settings, TaskScore
+from sentport.vectors import bytes_a_vector
 
-_PACKAGES = ("numpy", "tokenizers", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "scikit-learn")
+_PACKAGES = (
+    "numpy",
+    "tokenizers",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "torch",
+    "transformers",
+    "scikit-learn",
+)
 _AVERAGED = ("sts", "transfer")
 _UNDEFINED = "undefined (nan), as the encoder gives all pairs the same similarity"
 
@@ -31,6 +41,7 @@ class Evaluated:
         info: What it is and what it ran on.
         prompt: Name of the prompt; None = its default.
         dim: Values of a vector that were compared.
+        vectors: The type that they were kept in.
         scores: By task.
         space: What STS-B shows of its space, where that was a task.
         computed: Distinct texts that it encoded.
@@ -44,6 +55,7 @@ class Evaluated:
     info: EncoderInfo
     prompt: str | None
     dim: int
+    vectors: str
     scores: Mapping[str, TaskScore]
     space: Geometry | None
     computed: int
@@ -155,11 +167,12 @@ def _undefined(found: Evaluated) -> list[str]:
 def _conditions(found: Evaluated) -> str:
     info = found.info
     prompt = {None: "default prompt", "": "no prompt"}.get(found.prompt, f"prompt {found.prompt}")
+    width = f"{found.dim} dimensions as {found.vectors} ({bytes_a_vector(found.vectors, found.dim)} bytes)"
     return (
         f"{found.label}: {found.kind} {found.source}, engine {info.engine}, {info.precision}, {info.layout}, "
-        f"{info.device}, {info.sessions} x {info.threads} threads, {found.dim} dimensions, at most {info.max_tokens} "
-        f"tokens, {prompt}, fingerprint {info.fingerprint[:12]}; {found.computed} texts computed, {found.reused} from "
-        f"the cache, {found.seconds:.1f} s"
+        f"{info.device}, {info.sessions} x {info.threads} threads, {width}, at most {info.max_tokens} tokens, "
+        f"{prompt}, fingerprint {info.fingerprint[:12]}; {found.computed} texts computed, {found.reused} from the "
+        f"cache, {found.seconds:.1f} s"
     )
 
 
@@ -174,6 +187,8 @@ def _system_as_json(found: Evaluated) -> dict[str, Any]:
         "kind": found.kind,
         **asdict(found.info),
         "dim": found.dim,
+        "vectors": found.vectors,
+        "bytes_a_vector": bytes_a_vector(found.vectors, found.dim),
         "prompt": found.prompt,
         "scores": {task: {"score": score.score, **score.figures} for task, score in found.scores.items()},
         "averages": averages,

@@ -12,6 +12,8 @@ from sentport.batch import TokenBatch
 # Computed tokens with which one call is at its most efficient: on a CPU they fill the matrix products and still fit a
 # core's cache (measured with ONNX Runtime, docs/architecture.md); the GPU's is a guess until one could be measured on.
 TOKEN_BUDGETS = {"cpu": 256, "cuda": 16_384}
+# The engines of bundles, and the flavours of graphs that each runs, the best first.
+FLAVOURS = {"onnxruntime": ("ort", "portable"), "openvino": ("portable",)}
 
 
 class Engine(Protocol):

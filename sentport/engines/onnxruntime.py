@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, GraphRecord
 from sentport.engines import TOKEN_BUDGETS
-from sentport.errors import EngineError, GraphError
+from sentport.engines.feeds import make_feed
+from sentport.errors import EngineError, GraphError, PrecisionError
 from sentport.hardware import available_cores, cuda_devices, missing_libraries
 
 try:
@@ -39,13 +40,9 @@ _HEAVY_OPERATORS = frozenset(
     {
         *("MatMul", "FusedMatMul", "Gemm", "Attention", "MultiHeadAttention", "Softmax", "Erf", "Gelu", "BiasGelu"),
         *("FastGelu", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"),
+        *("MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "QuantizeLinear"),
     }
 )
-# What ``TokenBatch.padded`` and ``TokenBatch.packed`` give, by the name of the graph's input.
-_FEEDS = {
-    "padded": ("input_ids", "attention_mask", "token_type_ids", "pooling_mask"),
-    "packed": ("input_ids", "attention_mask", "lengths", "pooling_mask"),
-}
 _DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(float)": "float32"}
 # A session holds its own copy of the weights. A bound on that price, set by hand; nothing larger was measured.
 _TWICE_BYTES = 1 << 29
@@ -62,6 +59,7 @@ class OnnxRuntimeEngine:
         device: ``cpu``, ``cuda`` or ``auto`` (CUDA where a device and a working provider are there).
 
     Raises:
+        PrecisionError: When ONNX Runtime does not run the precision on this device.
         EngineError: When the device is not delivered, or the graph's signature is not the recorded one.
     """
 
@@ -69,11 +67,11 @@ class OnnxRuntimeEngine:
 
     def __init__(self, bundle: Bundle, graph: GraphRecord, threads: int | None = None, device: str = "auto") -> None:
         asked = resolve_device(device)
+        _check_precision(graph, asked)
         total = threads or available_cores()
         self.precision, self.layout = graph.precision, graph.layout
         self.token_budget = TOKEN_BUDGETS[asked]
         self._graph = graph
-        self._inputs = {tensor.name for tensor in graph.inputs}
         model = bundle.graph_file(graph)
         data = bundle.path / graph.data_file
         size = model.stat().st_size + (data.stat().st_size if data.is_file() else 0)
@@ -97,14 +95,7 @@ class OnnxRuntimeEngine:
     def _vectors(self, session: Any, batch: TokenBatch) -> NDArray[np.float32]:
         if not len(batch.lengths):  # a graph takes no empty batch
             return np.zeros((0, int(self._graph.outputs[0].axes[-1])), np.float32)
-        if "token_type_ids" not in self._inputs and batch.token_type_ids is not None and batch.token_type_ids.any():
-            why = "layout packed takes none; use layout padded" if self.layout == "packed" else "this model has none"
-            raise EngineError(f"token types other than 0 were handed in, but {why}")
-        if "pooling_mask" not in self._inputs and batch.pooling_mask is not None:
-            raise EngineError("a pooling mask was handed in, but this model pools every token")
-        tables = batch.packed() if self.layout == "packed" else batch.padded()
-        feed = {name: table for name, table in zip(_FEEDS[self.layout], tables, strict=True) if name in self._inputs}
-        vectors: NDArray[np.float32] = session.run(None, feed)[0]  # [B, dim]
+        vectors: NDArray[np.float32] = session.run(None, make_feed(self._graph, batch))[0]  # [B, dim]
         return vectors
 
     def close(self) -> None:
@@ -136,6 +127,20 @@ class OnnxRuntimeEngine:
                 raise EngineError(
                     f"{model} has {side}s {have}, bundle.json records {want}; export the checkpoint again"
                 )
+
+
+def _check_precision(graph: GraphRecord, device: str) -> None:
+    if device != "cpu":
+        return
+    if graph.precision == "bf16":
+        raise PrecisionError(
+            f"{graph.file} is bf16, which ONNX Runtime does not multiply on a CPU; use device cuda, "
+            "engine openvino on a CPU that has bf16, or precision fp32"
+        )
+    if graph.precision == "fp16":
+        logger.warning(
+            "%s: ONNX Runtime computes fp16 in fp32 on a CPU: half the file, and no faster than fp32", graph.file
+        )
 
 
 def resolve_device(device: str) -> str:

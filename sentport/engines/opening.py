@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from sentport.bundle import ModelSpec, is_bundle, read_bundle
-from sentport.engines import Engine
+from sentport.bundle import Bundle, GraphRecord, ModelSpec, is_bundle, read_bundle
+from sentport.engines import FLAVOURS, Engine
 from sentport.errors import EngineError
 
 
@@ -17,11 +17,13 @@ class Opened(NamedTuple):
         spec: What the encoder is.
         tokenizer_definition: The content of its ``tokenizer.json``.
         engine: What runs it.
+        graph: SHA-256 of the graph that it runs; "" where it is none of a bundle's.
     """
 
     spec: ModelSpec
     tokenizer_definition: str
     engine: Engine
+    graph: str = ""
 
 
 def open_source(
@@ -48,17 +50,41 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _open_bundle(path: Path, engine: str, layout: str, precision: str, threads: int | None, device: str) -> Opened:
-    if engine not in ("auto", "onnxruntime", "torch"):
-        raise EngineError(f"engine {engine!r} is unknown; known: auto, onnxruntime (bundles), torch (checkpoints)")
+    if engine not in ("auto", "torch", *FLAVOURS):
+        raise EngineError(f"engine {engine!r} is unknown; known: auto, {', '.join(FLAVOURS)}, torch (checkpoints)")
     bundle = read_bundle(path)
     if engine == "torch":
         raise EngineError(f"engine torch runs checkpoints, and {path} is a bundle; give the checkpoint folder")
-    from sentport.engines.onnxruntime import OnnxRuntimeEngine, resolve_device
-
-    device = resolve_device(device)
-    graph = bundle.select(layout, precision, device)
+    name = "onnxruntime" if engine == "auto" else engine
+    device = _resolve_device(name, device)
+    graph = bundle.select(layout, precision, device, FLAVOURS[name])
     definition = bundle.tokenizer_file().read_text(encoding="utf-8")
-    return Opened(bundle.spec, definition, OnnxRuntimeEngine(bundle, graph, threads, device))
+    return Opened(bundle.spec, definition, open_graph(bundle, graph, name, threads, device), graph.sha256)
+
+
+def open_graph(
+    bundle: Bundle, graph: GraphRecord, engine: str = "onnxruntime", threads: int | None = None, device: str = "auto"
+) -> Engine:
+    """One graph of a bundle on an engine of ``FLAVOURS``.
+
+    Raises:
+        EngineError: When the engine cannot run it as asked.
+    """
+    if engine == "openvino":
+        from sentport.engines.openvino import OpenVinoEngine
+
+        return OpenVinoEngine(bundle, graph, threads, device)
+    from sentport.engines.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(bundle, graph, threads, device)
+
+
+def _resolve_device(engine: str, device: str) -> str:
+    if engine == "openvino":
+        from sentport.engines.openvino import resolve_device
+    else:
+        from sentport.engines.onnxruntime import resolve_device
+    return resolve_device(device)
 
 
 def _open_checkpoint(path: Path, engine: str, layout: str, precision: str, threads: int | None, device: str) -> Opened:

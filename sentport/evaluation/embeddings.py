@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentport.errors import SentportError
+from sentport.evaluation.scoring import Embed
 from sentport.files import file_written_aside
+from sentport.vectors import quantize
 
 if TYPE_CHECKING:
     from sentport.encoder import TextEncoder, Vectors
@@ -93,6 +95,13 @@ class Embeddings:
             )
         self._rows.update((digest, len(self._vectors) + row) for row, digest in enumerate(digests))
         self._vectors = np.concatenate([self._vectors, vectors])
+
+
+def kept_as(kind: str, embed: Embed) -> Embed:
+    """The same vectors as they are after having been kept in one of ``VECTOR_TYPES``."""
+    if kind == "float32":
+        return embed
+    return lambda texts: quantize(embed(texts), kind).restore()
 
 
 class VectorStore:

@@ -348,3 +348,19 @@ def test_minilm_transfers(minilm_bundle: Path, cli: Cli) -> None:
     for name, least in names.items():
         assert system["scores"][name]["score"] > least
     assert not math.isnan(system["scores"]["mrpc"]["f1"])
+
+
+def test_types_of_vectors_side_by_side(tiny_bundle: Path, small_data: Path, cli: Cli) -> None:
+    """Each is scored as it is after having been kept; the texts are computed once."""
+    kinds = ("float32", "float16", "int8", "binary")
+    found = report(cli, tiny_bundle, "--data", small_data, "--tasks", "stsb", "--vectors", ",".join(kinds))
+    systems = found["systems"]
+    assert [system["label"] for system in systems] == [f"tiny.bundle {kind}" for kind in kinds]
+    assert [system["bytes_a_vector"] for system in systems] == [96, 48, 28, 3]
+    assert [system["texts_computed"] > 0 for system in systems] == [True, False, False, False]
+    exact, half, codes, bits = (system["scores"]["stsb"]["score"] for system in systems)
+    assert half == pytest.approx(exact, abs=0.5)
+    assert codes == pytest.approx(exact, abs=2)
+    assert bits != exact
+    code, _, err = cli("evaluate", str(tiny_bundle), "--data", str(small_data), "--vectors", "int8,int4")
+    assert (code, "--vectors int4 is unknown; known: float32, float16, int8, binary" in err) == (2, True)
