@@ -92,7 +92,8 @@ class Encoder:
 
     Args:
         source: A bundle folder, or a checkpoint folder.
-        engine: ``auto``, ``onnxruntime`` (bundles) or ``torch`` (checkpoints).
+        engine: ``onnxruntime`` or ``openvino`` (bundles), ``torch`` (checkpoints), or ``auto``, which never takes
+            ``openvino``.
         layout: ``padded``, or ``packed`` for bundles with a graph that computes no padding between rows; ``auto``
             takes the faster one by measure.
         precision: ``auto`` takes fp32 where there is one and never a lower precision unasked.
@@ -105,6 +106,7 @@ class Encoder:
         spec: What the model is.
         info: What it is and what it runs on.
         tokenizer: Texts to tokens, with the model's limit.
+        graph: SHA-256 of the bundle's graph that runs; "" for engine ``torch``.
 
     Raises:
         SentportError: When the source, or what was asked for, cannot be had.
@@ -130,7 +132,7 @@ class Encoder:
         self._on_truncate = on_truncate
         self._errors = errors
         opened = open_source(source, engine, layout, precision, threads, device)
-        self.spec, self._engine = opened.spec, opened.engine
+        self.spec, self._engine, self.graph = opened.spec, opened.engine, opened.graph
         self.tokenizer = Tokenizer(opened.tokenizer_definition, self.spec.max_tokens, threads or available_cores())
         self.info = _info(self.spec, self._engine)
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# A tokenizer sees a whole text, whatever it is cut to afterwards, and takes some 200 times its bytes for it. It cannot
+# be cut before that: normalisers and merges reach as far as they like.
+MOST_BYTES = 1_000_000
+TOO_LONG = f"over {MOST_BYTES:,} bytes"
+
 
 def refuse_bare_string(texts: object) -> None:
     """A string is a sequence of strings, and would be encoded letter by letter.
@@ -46,7 +51,7 @@ def valid_rows(texts: Sequence[str], *, errors: str = "raise") -> list[str]:
 
 
 def bad_rows(texts: Sequence[object], *, surrogates: bool) -> dict[int, str]:
-    """Rows that cannot be encoded, each with its reason.
+    """Rows that cannot be encoded, each with its reason: no text, no Unicode, over ``MOST_BYTES``.
 
     Args:
         texts: The rows.
@@ -56,6 +61,8 @@ def bad_rows(texts: Sequence[object], *, surrogates: bool) -> dict[int, str]:
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             bad[row] = f"{type(text).__name__}, not text"
+        elif 4 * len(text) > MOST_BYTES and len(text.encode(errors="surrogatepass")) > MOST_BYTES:
+            bad[row] = TOO_LONG
         elif surrogates and not text.isascii() and without_surrogates(text) != text:
             bad[row] = "lone surrogate"
     return bad

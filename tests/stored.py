@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from sentport.bulk import columns
-from sentport.bulk.manifest import Manifest
+from sentport.bulk.manifest import Manifest, Part
 from sentport.bulk.store import MANIFEST_KEY, sidecar
+from sentport.bundle import sha256_of
 
 KINDS = ("flat", "hnsw", "ivfpq")
 
@@ -31,6 +32,7 @@ def manifest(
         dim=dim,
         precision="fp32",
         engine="onnxruntime",
+        layout="padded",
         device="cpu",
         stored="float32",
         prompt="",
@@ -45,7 +47,9 @@ def manifest(
 
 def write_npy(path: Path, vectors: np.ndarray, about: Manifest | None = None) -> Path:
     np.save(path, vectors)
-    sidecar(path).write_text((about or manifest(*vectors.shape)).to_json())
+    about = about or manifest(*vectors.shape)
+    held = Part(path.name, about.rows, path.stat().st_size, sha256_of(path))
+    sidecar(path).write_text(replace(about, parts=(held,)).to_json())
     return path
 
 

@@ -97,7 +97,7 @@ class Prepared:
         tokens: The distinct texts, tokenised.
         inverse: ``[k]`` which of the distinct texts each is.
         bad: The other rows.
-        truncated: How many of the k lose their end.
+        truncated: Input positions of those that lose their end.
     """
 
     block: Block
@@ -107,7 +107,7 @@ class Prepared:
     tokens: Tokens
     inverse: NDArray[np.int64]
     bad: list[BadRow]
-    truncated: int
+    truncated: list[int]
 
     @property
     def token_count(self) -> int:
@@ -166,7 +166,7 @@ def prepare(
         tokens,
         inverse,
         bad,
-        int(long[inverse].sum()),
+        [block.start + fine[place] for place in np.flatnonzero(long[inverse])],
     )
 
 

@@ -8,15 +8,23 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sentport.errors import SentportError
-from sentport.inputs import bad_rows
+from sentport.inputs import MOST_BYTES, TOO_LONG, bad_rows
 
 DEFAULT_COLUMN = "text"
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 STDIN = "-"
+_MOST_ID = 2**63 - 1
+_INVALID = "invalid UTF-8"
+# First bytes of files that are no text, whatever their names say.
+_BINARY = {
+    **{b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": "lz4"},
+    **{b"BZh91AY&SY": "bzip2", b"PK\x03\x04": "zip", b"PAR1": "Parquet"},
+}
 
 
 class Row(NamedTuple):
@@ -101,7 +109,7 @@ class Inputs:
             yield from parquet_rows(self, number, offset)
             return
         readers = {"lines": _read_lines, "csv": _read_csv, "tsv": _read_csv, "jsonl": _read_json_lines}
-        with _open(name) as file:
+        with _open_text(name) as file:
             yield from readers[kind](_Lines(file, number, offset, line), self)
 
 
@@ -127,7 +135,7 @@ def find_inputs(
         files += found or [name]
     formats = tuple(kind or FORMATS.get(Path(name).suffix.lower(), "lines") for name in files)
     for name, one in zip(files, formats, strict=True):
-        _check_file(name)
+        _check_file(name, one)
         if one == "lines" and (column or id_column):
             raise SentportError(f"{name} is plain lines and has no columns; leave the column out, or name its --format")
         if one == "parquet" and name == STDIN:
@@ -143,11 +151,11 @@ def _text_ids(files: Sequence[str], formats: Sequence[str], column: str | None) 
     return not all(is_integer_column(name, column) for name in files)
 
 
-def _check_file(name: str) -> None:
+def _check_file(name: str, kind: str) -> None:
     """What can be told before anything is encoded; a pipe is not opened, since that would wait for its writer."""
     try:
         if name != STDIN and not Path(name).is_fifo():
-            _open(name).close()
+            (_open if kind == "parquet" else _open_text)(name).close()
     except OSError as error:
         raise _unreadable(name, error) from error
 
@@ -158,23 +166,36 @@ def _unreadable(name: str, error: OSError) -> SentportError:
 
 def check_text(text: object, identifier: object, inputs: Inputs) -> tuple[str | None, int | str | None, str | None]:
     """A row's text, id and reason for being bad: what is no text, or has no id where ids are asked for."""
+    known = None if inputs.id_column is None else str(identifier) if inputs.text_ids else identifier
+    reason = _id_reason(identifier, inputs)
+    if reason is not None:
+        return None, None, f"id is {reason}"
+    reason = "null" if text is None else _INVALID if isinstance(text, bytes) else None
+    reason = reason or bad_rows([text], surrogates=True).get(0)
+    return None if reason else text, known, reason  # type: ignore[return-value]  # of the types that were checked
+
+
+def _id_reason(identifier: object, inputs: Inputs) -> str | None:
+    """Why an id cannot be stored, where ids are asked for."""
     if inputs.id_column is None:
-        known: int | str | None = None
-    elif type(identifier) in (int, str):
-        known = identifier if not inputs.text_ids else str(identifier)  # type: ignore[assignment]
-    else:
-        return None, None, f"id is {'null' if identifier is None else type(identifier).__name__}, not text or integer"
-    if text is None:
-        return None, known, "null"
-    reason = bad_rows([text], surrogates=True).get(0)
-    return (None, known, reason) if reason or not isinstance(text, str) else (text, known, None)
+        return None
+    if isinstance(identifier, str):
+        return bad_rows([identifier], surrogates=True).get(0)
+    if isinstance(identifier, bytes):
+        return _INVALID
+    if type(identifier) is not int:
+        return f"{'null' if identifier is None else type(identifier).__name__}, not text or integer"
+    return None if inputs.text_ids or identifier <= _MOST_ID else f"over {_MOST_ID:,}"
 
 
 class _Lines:
-    """The lines of a file as bytes, with the number of the last one and the byte after it."""
+    """The lines of a file as bytes, with the number of the last one and the byte after it.
 
-    def __init__(self, file: IO[bytes], number: int, offset: int, line: int) -> None:
-        self.file, self.number, self.end, self.line = file, number, offset, line
+    Of a line over ``most`` bytes the rest is passed over; -1 = lines are whole, however long.
+    """
+
+    def __init__(self, file: BufferedReader, number: int, offset: int, line: int, most: int = -1) -> None:
+        self.file, self.number, self.end, self.line, self.most = file, number, offset, line, most
         if offset:
             file.seek(offset)
 
@@ -182,17 +203,23 @@ class _Lines:
         return self
 
     def __next__(self) -> bytes:
-        raw = next(self.file)
         first = self.end == 0
+        raw = self.file.readline(self.most)
+        if not raw:
+            raise StopIteration
         self.end += len(raw)
         self.line += 1
+        rest = raw
+        while self.most > 0 and len(rest) == self.most and not rest.endswith(b"\n"):
+            rest = self.file.readline(self.most)
+            self.end += len(rest)
         return raw.removeprefix(b"\xef\xbb\xbf") if first else raw
 
     def row(self, text: str | None, identifier: int | str | None, reason: str | None) -> Row:
         return Row(text, identifier, self.number, self.line, self.end, reason)
 
 
-def _open(name: str) -> IO[bytes]:
+def _open(name: str) -> BufferedReader:
     if name != STDIN:
         return open(name, "rb")
     if sys.stdin is None:
@@ -200,14 +227,29 @@ def _open(name: str) -> IO[bytes]:
     return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
+def _open_text(name: str) -> BufferedReader:
+    """A file of text, open at its start; one that is compressed, or Parquet, would be read as lines of rubbish."""
+    file = _open(name)
+    start = file.peek(16)
+    kind = next((kind for magic, kind in _BINARY.items() if start.startswith(magic)), None)
+    if kind is not None:
+        file.close()
+        way_out = "name it with --format parquet" if kind == "Parquet" else "unpack it first"
+        raise SentportError(f"{name} is {kind}, not text; {way_out}")
+    return file
+
+
 def _read_lines(lines: _Lines, _inputs: Inputs) -> Iterator[Row]:
+    lines.most = MOST_BYTES + 5  # with a byte order mark and the line's end
     for raw in lines:
+        data = raw.removesuffix(b"\n").removesuffix(b"\r")
         try:
-            text = raw.removesuffix(b"\n").removesuffix(b"\r").decode()
+            if len(data) > MOST_BYTES:
+                yield lines.row(None, None, TOO_LONG)
+            else:
+                yield lines.row(data.decode(), None, None)
         except UnicodeDecodeError:
-            yield lines.row(None, None, "invalid UTF-8")
-            continue
-        yield lines.row(text, None, None)
+            yield lines.row(None, None, _INVALID)
 
 
 def _read_json_lines(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
@@ -218,7 +260,7 @@ def _read_json_lines(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
         try:
             values = json.loads(raw.decode())
         except UnicodeDecodeError:
-            yield lines.row(None, None, "invalid UTF-8")
+            yield lines.row(None, None, _INVALID)
             continue
         except (ValueError, RecursionError):
             yield lines.row(None, None, "not JSON")
@@ -260,7 +302,8 @@ def _read_csv(lines: _Lines, inputs: Inputs) -> Iterator[Row]:
         text = values[place] if place < len(values) else None
         identifier = values[id_place] if id_place is not None and id_place < len(values) else None
         text, known, reason = check_text(text, identifier, inputs)
-        yield lines.row(text, known, "invalid UTF-8" if reason == "lone surrogate" else reason)
+        # A lone surrogate is what ``surrogateescape`` makes of a byte that is no UTF-8.
+        yield lines.row(text, known, reason and reason.replace("lone surrogate", _INVALID))
 
 
 def _csv_header(inputs: Inputs, lines: _Lines, options: dict[str, Any]) -> list[str]:
@@ -280,7 +323,7 @@ def _first_record(lines: _Lines, options: dict[str, Any]) -> list[str]:
 
 
 def check_columns(found: Sequence[str], inputs: Inputs, number: int) -> None:
-    """Refuse a file that lacks a column that is asked for.
+    """Refuse a file that lacks a column that is asked for, or has it more than once.
 
     Raises:
         SentportError: Listing the columns found.
@@ -289,6 +332,10 @@ def check_columns(found: Sequence[str], inputs: Inputs, number: int) -> None:
         if wanted is not None and wanted not in found:
             held = f"it has {', '.join(found)}" if found else "it has none"
             raise SentportError(f"{inputs.files[number]} has no column {wanted!r}; {held}")
+        if wanted is not None and found.count(wanted) > 1:
+            raise SentportError(
+                f"{inputs.files[number]} has {found.count(wanted)} columns named {wanted!r}; rename all but one"
+            )
 
 
 def _parquet_rows(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 Beside an output ``OUT`` lies the folder ``.OUT.job`` while the run lasts. Parts are written there aside and renamed; a
 part is noted in the journal after that. A killed run goes on with the parts that are noted, once the input rows that
-they were made of have proved to be the same.
+they were made of have proved to be the same, and the parts to be what was written.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sentport.bulk.blocks import Block, Prepared, cut_blocks, one_ahead, prepare
+from sentport.bulk.blocks import BadRow, Block, Prepared, cut_blocks, one_ahead, prepare
 from sentport.bulk.inputs import STDIN, Inputs
 from sentport.bulk.journal import Job, Journal, PartRecord, open_journal
-from sentport.bulk.manifest import STORED_TYPES, Manifest
+from sentport.bulk.manifest import Manifest, StoreError
 from sentport.bulk.output import Output, publish
 from sentport.bulk.parts import parquet_part, raw_part
+from sentport.bundle import sha256_of
 from sentport.encoder import Encoder, EncoderInfo
-from sentport.errors import SentportError
+from sentport.errors import SentportError, list_rows
 from sentport.files import file_written_aside
 from sentport.inputs import check_dim, counted, prompt_text
 from sentport.progress import Progress
+from sentport.vectors import VECTOR_TYPES
 
 logger = logging.getLogger(__name__)
 
 PART_ROWS = 65_536
+# Rows that are named where many are counted.
+_NAMED_ROWS = 8
 
 
 class InputChanged(SentportError):
@@ -68,12 +72,12 @@ class Options:
         Raises:
             SentportError: For a value that is unknown, or that the kind of output cannot hold.
         """
-        if self.stored not in STORED_TYPES:
-            raise SentportError(f"stored type {self.stored!r} is unknown; known: {', '.join(STORED_TYPES)}")
+        if self.stored not in VECTOR_TYPES:
+            raise SentportError(f"stored type {self.stored!r} is unknown; known: {', '.join(VECTOR_TYPES)}")
         if self.on_truncate not in ("warn", "error", "allow"):
             raise SentportError(f"on_truncate is {self.on_truncate!r}; expected one of warn, error, allow")
         if self.part_rows < 1:
-            raise SentportError(f"shards of {self.part_rows} rows cannot be; expected 1 or more")
+            raise SentportError(f"--shard-rows is {self.part_rows}; expected 1 or more")
         beyond = self.texts or inputs.id_column is not None or self.stored in ("int8", "binary")
         if output.kind == "npy" and beyond:
             raise SentportError(
@@ -81,12 +85,13 @@ class Options:
             )
 
 
-def describe_job(info: EncoderInfo, source: str, inputs: Inputs, output: Output, options: Options) -> Job:
+def describe_job(info: EncoderInfo, source: str, graph: str, inputs: Inputs, output: Output, options: Options) -> Job:
     """What a run will make.
 
     Args:
         info: The encoder's conditions.
         source: Name of the model.
+        graph: SHA-256 of the graph that runs.
         inputs: The texts.
         output: Where the vectors go.
         options: How.
@@ -102,10 +107,12 @@ def describe_job(info: EncoderInfo, source: str, inputs: Inputs, output: Output,
         dim=check_dim(options.dim, info.dim),
         precision=info.precision,
         engine=info.engine,
+        layout=info.layout,
         device=info.device,
         stored=options.stored,
         prompt=(info.default_prompt or "") if options.prompt is None else options.prompt,
-        layout=info.layout,
+        graph=graph,
+        threads=f"{info.sessions} x {info.threads}",
         kind=output.kind,
         column=inputs.column,
         ids=inputs.id_column,
@@ -132,17 +139,15 @@ def encode_files(
     Raises:
         SentportError: When the inputs cannot be read or have changed under an unfinished run, or the disk is full.
     """
-    job = describe_job(encoder.info, encoder.spec.source, inputs, output, options)
+    job = describe_job(encoder.info, encoder.spec.source, encoder.graph, inputs, output, options)
 
     def encode_parts(journal: Journal, bar: Progress) -> None:
         ready = make_ready(unfinished(journal, inputs, bar), encoder, inputs, job, stop_on_bad=options.stop_on_bad)
         for number, blocks in groupby(ready, key=lambda one: one.block.part):
             journal.append(write_part(journal.part_path(number), blocks, job, encoder, bar.advance))
 
-    manifest = run_job(job, inputs, output, encode_parts, force=force, progress=progress)
-    if options.on_truncate == "warn":
-        warn_of_truncation(manifest, encoder.info.max_tokens)
-    return manifest
+    told_limit = encoder.info.max_tokens if options.on_truncate == "warn" else None
+    return run_job(job, inputs, output, encode_parts, told_limit, force=force, progress=progress)
 
 
 def run_job(
@@ -150,29 +155,41 @@ def run_job(
     inputs: Inputs,
     output: Output,
     encode_parts: Callable[[Journal, Progress], None],
+    told_limit: int | None,
     *,
     force: bool,
     progress: bool,
 ) -> Manifest:
     """Have the missing parts encoded, by whatever does it, and put the output in place.
 
+    ``told_limit`` is the length limit to tell about texts that lost their end; None = that is not told.
+
     Raises:
         SentportError: As ``encode_files`` does.
     """
     # What came through a pipe cannot be read a second time, so it is not compared with what came before either.
     fresh = force and STDIN in inputs.files
-    with _disk_full_told(output), open_journal(output.job_folder, job, replace=force, fresh=fresh) as journal:
+    with (
+        _disk_full_told(output),
+        open_journal(output.job_folder, job, force=force, fresh=fresh) as journal,
+        _stop_told(journal, output),
+    ):
+        if journal.records:
+            rows = counted(journal.input_rows, "row")
+            logger.warning("going on with the unfinished run in %s, which has done %s", journal.folder, rows)
         with Progress("encoding", None, "sentences", shown=progress) as bar:
             try:
                 encode_parts(journal, bar)
             except InputChanged:
                 if not force:
                     raise
-                journal.restart()
+                journal.restart(force=True)
                 encode_parts(journal, bar)
         manifest = publish(output, journal, inputs, force=force)
         if manifest.bad_rows:
             _warn_of_bad_rows(journal, manifest, output)
+        if manifest.truncated and told_limit is not None:
+            _warn_of_truncation(journal, manifest, told_limit)
         return manifest
 
 
@@ -185,15 +202,40 @@ def _warn_of_bad_rows(journal: Journal, manifest: Manifest, output: Output) -> N
         first.line,
         first.reason,
         "NaN in the output" if output.kind == "npy" else "left out of the output",
-        output.bad_rows,
+        "the lines below" if output.to_stdout else output.bad_rows,
     )
 
 
-def warn_of_truncation(manifest: Manifest, limit: int) -> None:
-    """Say how many texts lost their end."""
-    if manifest.truncated:
-        told = counted(manifest.truncated, "text")
-        logger.warning("%s of %d lost their end to the limit of %d tokens", told, manifest.rows, limit)
+def _warn_of_truncation(journal: Journal, manifest: Manifest, limit: int) -> None:
+    rows = [row for _, record in sorted(journal.records.items()) for row in record.first_truncated][:_NAMED_ROWS]
+    count = manifest.truncated
+    more = f" and {count - len(rows)} more" if count > len(rows) else ""
+    logger.warning(
+        "%s of %d lost %s end to the limit of %d tokens: %s%s",
+        counted(count, "text"),
+        manifest.rows,
+        "its" if count == 1 else "their",
+        limit,
+        _named(rows),
+        more,
+    )
+
+
+def _named(rows: list[int]) -> str:
+    return f"input {'row' if len(rows) == 1 else 'rows'} {list_rows(rows)}"
+
+
+@contextmanager
+def _stop_told(journal: Journal, output: Output) -> Iterator[None]:
+    """Say on Ctrl-C, and where the process is asked to end, what is left to go on from."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if journal.records and not output.to_stdout:
+            logger.warning("stopped with %s done; the same command goes on", counted(journal.input_rows, "row"))
+        else:
+            logger.warning("stopped; nothing is left behind")
+        raise
 
 
 @contextmanager
@@ -203,9 +245,9 @@ def _disk_full_told(output: Output) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        way_out = "" if output.to_stdout else ", which goes on with the shards that are finished"
         raise SentportError(
-            f"the disk of {output.path} is full; free some space and run the same command again, which goes on with "
-            "the shards that are finished"
+            f"the disk of {output.path} is full; free some space and run the same command again{way_out}"
         ) from error
 
 
@@ -242,7 +284,7 @@ def unfinished(journal: Journal, inputs: Inputs, bar: Progress) -> Iterator[Bloc
                 yield block
         if record is not None:
             bar.skip(record.input_rows)
-            if record.sha256 != block.sha256:
+            if record.input_sha256 != block.sha256:
                 raise _changed(journal, block.start)
     if part_count < len(journal.records):
         raise _changed(journal, part_count * journal.job.part_rows)
@@ -275,21 +317,44 @@ def write_part(
         encoder: What encodes.
         done: Told of input rows and tokens as they are finished.
     """
-    rows = truncated = tokens = 0
-    sha256 = ""
-    bad = []
+    rows = tokens = 0
+    input_sha256 = ""
+    truncated: list[int] = []
+    bad: list[BadRow] = []
     with file_written_aside(path) as aside:
         with aside.open("wb") as file, (raw_part if job.kind == "npy" else parquet_part)(file, job) as write:
             for block in blocks:
-                write(block, _vectors(block, job, encoder, done))
+                vectors = _vectors(block, job, encoder, done)
+                _refuse_unstorable(vectors, block, job)
+                write(block, vectors)
                 rows += len(block.ids)
                 truncated += block.truncated
                 tokens += block.token_count
                 bad += block.bad
-                sha256 = block.block.sha256
-        size = aside.stat().st_size
-    number = int(path.stem.removeprefix("part-"))
-    return PartRecord(number, rows, size, sha256, truncated, tokens, tuple(bad))
+                input_sha256 = block.block.sha256
+        size, sha256 = aside.stat().st_size, sha256_of(aside)
+    return PartRecord(
+        part=int(path.stem.removeprefix("part-")),
+        rows=rows,
+        size=size,
+        sha256=sha256,
+        input_sha256=input_sha256,
+        truncated=len(truncated),
+        first_truncated=tuple(truncated[:_NAMED_ROWS]),
+        tokens=tokens,
+        bad=tuple(bad),
+    )
+
+
+def _refuse_unstorable(vectors: NDArray[np.float32], block: Prepared, job: Job) -> None:
+    """Refuse vectors ``[k, dim]`` that would be read back as something else."""
+    for wrong, says in (
+        (~np.isfinite(vectors).all(axis=1), "that is not finite; run the model in a higher --precision"),
+        ((job.stored == "binary") & ~vectors.any(axis=1), "of zeros, which has no signs; use another --store"),
+    ):
+        if wrong.any():
+            rows = [block.block.start + int(block.good[place]) for place in np.flatnonzero(wrong)]
+            raise StoreError(f"the model has given {_named(rows)} a vector {says}, or leave that text out")
 
 
 def _vectors(block: Prepared, job: Job, encoder: Encoder, done: Callable[[float, float], None]) -> NDArray[np.float32]:

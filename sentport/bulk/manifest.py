@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
-
 from sentport.errors import SentportError
 
 FORMAT = "1.0"
-STORED_TYPES = ("float32", "float16", "int8", "binary")
 
 
 class StoreError(SentportError):
     """Stored vectors are missing, damaged, of another version, or not comparable with others."""
 
 
+def seal(values: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """JSON that carries a hash of itself, so that no damage of it goes unseen."""
+    return json.dumps({**values, "seal": _seal_of(values)}, indent=indent)
+
+
+def unseal(text: str | bytes) -> dict[str, Any]:
+    """What ``seal`` was given, as JSON has it.
+
+    Raises:
+        ValueError: When it is not what was sealed.
+    """
+    try:
+        values: dict[str, Any] = json.loads(text)
+        sealed = values.pop("seal")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    if sealed != _seal_of(values):
+        raise ValueError("its content has changed since it was written")
+    return values
+
+
+def _seal_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a folder of vectors: its name, its rows, its size."""
+    """A file of vectors: its name, its rows, its bytes, its hash."""
 
     file: str
     rows: int
     bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +64,9 @@ class Made:
         dim: Width of a vector.
         precision: Precision of the graph that ran.
         engine: Name of the engine.
+        layout: How it laid a batch out; vectors differ by it in their last digits.
         device: Device of the nodes that ran.
-        stored: ``float32``, ``float16``, ``int8`` (a scale a row) or ``binary`` (sign bits).
+        stored: How a vector is kept, of ``sentport.vectors.VECTOR_TYPES``.
         prompt: Name of the saved prompt in front of every text; "" = none.
         ids: Column of the input that ids are from; None = ids are input positions, counted from 0.
         texts: Whether the texts are stored too.
@@ -53,6 +78,7 @@ class Made:
     dim: int
     precision: str
     engine: str
+    layout: str
     device: str
     stored: str
     prompt: str
@@ -69,7 +95,7 @@ class Manifest(Made):
         bad_rows: Input rows that could not be encoded; their ids are absent.
         truncated: Texts that lost their end to the model's length limit.
         input: Names of the input files and the text column, as given.
-        parts: Files of a folder, in order; empty for a single file.
+        parts: The files that hold them, in order; empty where the manifest lies in the file itself, a ``.parquet``.
         format: Version of this description.
     """
 
@@ -82,7 +108,7 @@ class Manifest(Made):
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """The manifest as it is written."""
-        return json.dumps(asdict(self), indent=indent, ensure_ascii=False)
+        return seal(asdict(self), indent=indent)
 
 
 def read_manifest(text: str | bytes, where: str) -> Manifest:
@@ -96,27 +122,20 @@ def read_manifest(text: str | bytes, where: str) -> Manifest:
         StoreError: When it is damaged, or of another format version.
     """
     try:
-        values = json.loads(text)
+        values = unseal(text)
         found = str(values["format"])
         if found == FORMAT:
             held = {one.name: values[one.name] for one in fields(Manifest)}
             return Manifest(**{**held, "parts": tuple(Part(**part) for part in held["parts"])})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreError(f"{where} is damaged ({type(error).__name__}: {error}); encode the texts again") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{where} is damaged ({error}); encode the texts again, with --force") from None
     raise StoreError(f"{where} has format {found}, this sentport reads {FORMAT}; encode again, or use its version")
 
 
-def narrowed(vectors: NDArray[np.float32], dtype: DTypeLike) -> NDArray[Any]:
-    """Vectors in the type that they are stored in.
-
-    Raises:
-        StoreError: When a value does not fit, or is no number.
-    """
-    with np.errstate(over="ignore"):
-        values = vectors.astype(dtype)
-    if not np.isfinite(values).all():
-        raise StoreError(f"a value of {np.abs(vectors).max():.3g} does not fit {np.dtype(dtype)}; use --store float32")
-    return values
+def short(value: object) -> str:
+    """A value for a message: of a hash its first digits."""
+    text = str(value)
+    return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 class Space(Protocol):
@@ -150,9 +169,9 @@ def refuse_mix(one: Space, other: Space, names: tuple[str, str]) -> None:
     if isinstance(one, Manifest) and isinstance(other, Manifest):
         aspects.append("stored")
     for aspect in aspects:
-        left, right = str(getattr(one, aspect))[:12], str(getattr(other, aspect))[:12]
-        if getattr(one, aspect) != getattr(other, aspect):
+        left, right = getattr(one, aspect), getattr(other, aspect)
+        if left != right:
             raise StoreError(
-                f"{names[0]} has {aspect} {left}, {names[1]} has {right}: their vectors cannot be compared; "
-                "encode both with the same model and options"
+                f"{names[0]} has {aspect} {short(left)}, {names[1]} has {short(right)}: their vectors cannot be "
+                "compared; encode both with the same model and options"
             )

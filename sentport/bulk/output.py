@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from sentport.bulk.blocks import BadRow
 from sentport.bulk.inputs import FORMATS, STDIN, Inputs
-from sentport.bulk.journal import JOURNAL_FILE, Journal, is_publishing, remove
-from sentport.bulk.manifest import Made, Manifest, Part, read_manifest
+from sentport.bulk.journal import JOURNAL_FILE, Journal, foreign, is_publishing, remove
+from sentport.bulk.manifest import Made, Manifest, Part, StoreError, read_manifest
 from sentport.bulk.parts import join_npy, join_parquet
 from sentport.bulk.store import MANIFEST_FILE, sidecar
+from sentport.bundle import sha256_of
 from sentport.errors import SentportError
 from sentport.files import replace_folder
+from sentport.inputs import counted
 
-BAD_ROWS_FILE = "bad-rows.jsonl"
+BAD_ROWS_FILE = "_bad-rows.jsonl"
+_PART_NAME = re.compile(r"part-\d{5,}\.parquet")
 _OTHER_FILES = frozenset({*FORMATS, ".txt", ".json", ".npz", ".gz", ".zip", ".h5", ".feather", ".arrow"}) - {".parquet"}
 
 
@@ -27,10 +31,12 @@ class Output:
     Attributes:
         path: Where it will be; links are followed.
         kind: ``npy``, ``parquet`` or ``folder``.
+        to_stdout: Whether the file is a passing one, on its way to standard output.
     """
 
     path: Path
     kind: str
+    to_stdout: bool = False
 
     @property
     def job_folder(self) -> Path:
@@ -52,9 +58,11 @@ def find_output(name: str | Path) -> Output:
     """The output that a name stands for, by its end.
 
     Raises:
-        SentportError: For the end of another kind of file, which is hardly meant to be a folder.
+        SentportError: For the end of another kind of file, which is hardly meant to be a folder, and for the root.
     """
     path = Path(name).resolve()
+    if not path.name:
+        raise SentportError(f"{path} cannot be replaced; name a .npy or .parquet file, or a new folder for shards")
     if path.suffix.lower() in _OTHER_FILES and not path.exists():
         raise SentportError(f"{path.name} cannot be written; expected a .npy or .parquet file, or a folder for shards")
     return Output(path, {".npy": "npy", ".parquet": "parquet"}.get(path.suffix, "folder"))
@@ -96,12 +104,11 @@ def _refuse_inputs(output: Output, inputs: Inputs) -> None:
 
 def _clear_job(folder: Path) -> None:
     """Remove what a run that was killed at its very end has left; the journal goes first."""
-    if folder.is_symlink():
-        raise SentportError(f"{folder} is a link, where a run keeps its parts; remove it, or name another output")
+    if folder.is_symlink() or folder.is_file():
+        raise SentportError(f"{folder}, where a run keeps its parts, is no folder; remove it, or name another output")
     if not folder.is_dir() or (folder / JOURNAL_FILE).is_file():
         return
-    others = [child.name for child in folder.iterdir() if not child.name.startswith("part-")]
-    if set(others) - {"whole", MANIFEST_FILE, BAD_ROWS_FILE}:
+    if foreign(folder):
         raise SentportError(
             f"{folder}, where a run keeps its parts, holds other things; move it, or name another output"
         )
@@ -114,15 +121,23 @@ def _refuse_folder(path: Path, *, force: bool) -> None:
     found = {child.name for child in path.iterdir()}
     if not found:
         return
-    described = path / MANIFEST_FILE
-    held = read_manifest(described.read_bytes(), str(described)) if described.is_file() else None
-    ours = {MANIFEST_FILE, BAD_ROWS_FILE, JOURNAL_FILE, *(part.file for part in held.parts)} if held else set()
-    if held is None or found - ours:
-        raise SentportError(f"{path} is a folder with other things in it; name a new folder")
+    strangers = SentportError(f"{path} is a folder with other things in it; name a new folder")
+    parts = {name for name in found if _PART_NAME.fullmatch(name)}
+    if MANIFEST_FILE not in found or found - parts - {MANIFEST_FILE, BAD_ROWS_FILE, JOURNAL_FILE}:
+        raise strangers
+    try:
+        described = path / MANIFEST_FILE
+        held = read_manifest(described.read_bytes(), str(described))
+    except StoreError as damage:
+        if not parts:  # then it may as well be the manifest of something else
+            raise strangers from damage
+        if not force:
+            raise
+        return
     (path / JOURNAL_FILE).unlink(missing_ok=True)  # of a run that was killed at its very end
     if not force:
         raise SentportError(
-            f"{path} holds {held.rows} vectors of {held.source} (fingerprint {held.fingerprint[:12]}); "
+            f"{path} holds {counted(held.rows, 'vector')} of {held.source} (fingerprint {held.fingerprint[:12]}); "
             "add --force to replace them, or name another folder"
         )
 
@@ -131,14 +146,16 @@ def publish(output: Output, journal: Journal, inputs: Inputs, *, force: bool) ->
     """Put the finished parts in place as the output, and remove the job's folder.
 
     Raises:
-        SentportError: When something has come to lie there since the run began, unless ``force``.
+        SentportError: When something has come to lie there since the run began, unless ``force``, or a part has been
+            damaged.
     """
     if not force and not is_publishing(journal.folder):
         _refuse_newcomer(output)
+    if damaged := journal.damaged():
+        raise SentportError(f"{journal.part_path(damaged[0])} is not what was written; the same command makes it again")
     records = [journal.records[number] for number in sorted(journal.records)]
     bad = [row for record in records for row in record.bad]
-    job, folder = journal.job, journal.folder
-    parts = [Part(job.part_name(record.part), record.rows, record.size) for record in records]
+    job, folder, parts = journal.job, journal.folder, journal.parts()
     manifest = Manifest(
         **{one.name: getattr(job, one.name) for one in fields(Made)},
         rows=sum(part.rows for part in parts),
@@ -155,7 +172,7 @@ def publish(output: Output, journal: Journal, inputs: Inputs, *, force: bool) ->
         replace_folder(folder, output.path)
         (output.path / JOURNAL_FILE).unlink()
     else:
-        _publish_file(output, [folder / part.file for part in parts], manifest, bad, text_ids=job.text_ids)
+        manifest = _publish_file(output, [folder / part.file for part in parts], manifest, bad, text_ids=job.text_ids)
         remove(folder)
     return manifest
 
@@ -168,12 +185,14 @@ def _refuse_newcomer(output: Output) -> None:
 
 def _publish_file(
     output: Output, parts: Sequence[Path], manifest: Manifest, bad: Sequence[BadRow], *, text_ids: bool
-) -> None:
+) -> Manifest:
     whole = output.job_folder / "whole"
     beside = sidecar(output.path)
     if output.kind == "npy":
         with whole.open("wb") as file:
             join_npy(parts, file, manifest)
+        held = Part(output.path.name, manifest.rows, whole.stat().st_size, sha256_of(whole))
+        manifest = replace(manifest, parts=(held,))
         beside.unlink(missing_ok=True)  # vectors never stand beside the manifest of others
     else:
         join_parquet(parts, whole, manifest, text_ids=text_ids)
@@ -187,6 +206,7 @@ def _publish_file(
         described = output.job_folder / MANIFEST_FILE
         described.write_text(manifest.to_json() + "\n", encoding="utf-8")
         described.rename(beside)
+    return manifest
 
 
 def _write_bad_rows(path: Path, bad: Sequence[BadRow]) -> bool:

@@ -17,7 +17,7 @@ def is_integer_column(name: str, column: str) -> bool:
     """Whether a Parquet file's column holds integers."""
     with open_parquet(Path(name)) as file:
         names = file.schema_arrow.names
-        return column in names and pa.types.is_integer(file.schema_arrow.field(column).type)
+        return names.count(column) == 1 and bool(pa.types.is_integer(file.schema_arrow.field(column).type))
 
 
 def parquet_rows(inputs: Inputs, number: int, start: int) -> Iterator[Row]:
@@ -41,7 +41,6 @@ def parquet_rows(inputs: Inputs, number: int, start: int) -> Iterator[Row]:
                 if place <= start:
                     continue
                 value, known, reason = check_text(text, identifier, inputs)
-                reason = "invalid UTF-8" if isinstance(text, bytes) else reason
                 yield Row(value, known, number, place, place, reason)
 
 

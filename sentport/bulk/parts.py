@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from sentport.bulk.blocks import Prepared
 from sentport.bulk.journal import Job
-from sentport.bulk.manifest import Manifest, narrowed
+from sentport.bulk.manifest import Manifest
 from sentport.bulk.store import MANIFEST_KEY
+from sentport.vectors import quantize
 
 # Takes a block and the vectors ``[k, dim]`` of its good rows.
 WriteBlock = Callable[[Prepared, NDArray[np.float32]], None]
@@ -36,7 +37,7 @@ def raw_part(file: IO[bytes], job: Job) -> Iterator[WriteBlock]:
 
     def write(block: Prepared, vectors: NDArray[np.float32]) -> None:
         table = np.full((len(block.block.rows), job.dim), np.nan, job.stored)  # [rows, dim]
-        table[block.good] = narrowed(vectors, job.stored)
+        table[block.good] = quantize(vectors, job.stored).values
         file.write(table.tobytes())
 
     yield write

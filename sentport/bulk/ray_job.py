@@ -26,11 +26,10 @@ from sentport.bulk.job import (
     make_ready,
     run_job,
     unfinished,
-    warn_of_truncation,
     write_part,
 )
 from sentport.bulk.journal import Job, Journal, PartRecord
-from sentport.bulk.manifest import Manifest
+from sentport.bulk.manifest import Manifest, short
 from sentport.bulk.output import Output
 from sentport.encoder import Encoder, EncoderInfo
 from sentport.errors import SentportError
@@ -100,15 +99,14 @@ def encode_files_on_ray(
     with _cluster(address):
         share = _shares(opening, workers)
         asked = replace(opening, threads=share.cpus)
-        info, source = _probe(asked, share)
-        job = describe_job(info, source, inputs, output, options)
+        info, source, graph = _probe(asked, share)
+        job = describe_job(info, source, graph, inputs, output, options)
 
         def encode_parts(journal: Journal, bar: Progress) -> None:
             _encode_parts(journal, bar, asked, inputs, share, stop_on_bad=options.stop_on_bad)
 
-        manifest = run_job(job, inputs, output, encode_parts, force=force, progress=progress)
-    if options.on_truncate == "warn":
-        warn_of_truncation(manifest, info.max_tokens)
+        told_limit = info.max_tokens if options.on_truncate == "warn" else None
+        manifest = run_job(job, inputs, output, encode_parts, told_limit, force=force, progress=progress)
     return manifest, share.workers
 
 
@@ -133,8 +131,9 @@ def _cluster(address: str) -> Iterator[None]:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise SentportError(f"no Ray cluster at {address} ({error}); start it, or leave the address out") from error
+    except Exception as error:  # Ray raises it bare where a node does not start in time
+        way_out = "free some of this machine's cores" if here else "start it, or leave the address out"
+        raise SentportError(f"no Ray cluster at {address} ({error}); {way_out}") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -166,19 +165,19 @@ def _shares(opening: Opening, workers: int | None) -> Share:
     return Share(min(workers or room, room), each, int(opening.device == "cuda"))
 
 
-def _probe(opening: Opening, share: Share) -> tuple[EncoderInfo, str]:
-    """What an encoder is where the workers are, which may have other devices than this process."""
+def _probe(opening: Opening, share: Share) -> tuple[EncoderInfo, str, str]:
+    """What an encoder is, its source and graph, where the workers are: with other devices, maybe, than this process."""
     import ray
 
-    def describe() -> tuple[EncoderInfo, str] | str:
+    def describe() -> tuple[EncoderInfo, str, str] | str:
         try:
             with opening.open() as encoder:
-                return encoder.info, encoder.spec.source
+                return encoder.info, encoder.spec.source, encoder.graph
         except SentportError as error:
             return str(error)
 
     remote = ray.remote(num_cpus=share.cpus, num_gpus=share.gpus)(describe)
-    found: tuple[EncoderInfo, str] | str = ray.get(remote.remote())
+    found: tuple[EncoderInfo, str, str] | str = ray.get(remote.remote())
     if isinstance(found, str):
         raise SentportError(f"a worker cannot open the model: {found}")
     return found
@@ -209,7 +208,7 @@ def _encode_parts(
         if row["error"]:
             raise SentportError(f"a worker stopped: {row['error']}")
         record = PartRecord.from_json(row["record"])
-        if record.sha256 != expected[record.part]:
+        if record.input_sha256 != expected[record.part]:
             raise InputChanged(f"the input changed while it was read (part {record.part}); start again")
         if not journal.part_path(record.part).is_file():
             raise SentportError(f"{journal.folder} is not the same folder on all machines; name an output that is")
@@ -244,10 +243,13 @@ class PartWorker:
 
     def _encode(self, number: int, mark: Mark) -> PartRecord:
         job, here = self._job, self._encoder.info
-        for aspect in ("fingerprint", "engine", "layout", "precision", "device"):
-            if getattr(here, aspect) != getattr(job, aspect):
-                found, others = getattr(here, aspect), getattr(job, aspect)
-                raise SentportError(f"its {aspect} is {found}, that of others {others}; name one that all have")
+        found = {**asdict(here), "graph": self._encoder.graph, "threads": f"{here.sessions} x {here.threads}"}
+        for aspect in ("fingerprint", "engine", "layout", "precision", "device", "graph", "threads"):
+            ours, others = found[aspect], getattr(job, aspect)
+            if ours != others:
+                raise SentportError(
+                    f"its {aspect} is {short(ours)}, that of others {short(others)}; name one that all have"
+                )
         rows = islice(self._inputs.rows(mark), job.part_rows)
         blocks = cut_blocks(rows, job.part_rows, mark, number)
         ready = make_ready(blocks, self._encoder, self._inputs, job, stop_on_bad=self._stop_on_bad)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentport.bulk.manifest import Manifest, StoreError, read_manifest
+from sentport.bulk.manifest import Manifest, Part, StoreError, read_manifest
+from sentport.bundle import sha256_of
 
-MANIFEST_FILE = "manifest.json"
+# Readers of a folder of Parquet files pass over names that begin with an underscore.
+MANIFEST_FILE = "_manifest.json"
 # Key of the manifest among a Parquet file's own metadata.
 MANIFEST_KEY = b"sentport.manifest"
 
@@ -59,15 +61,16 @@ class StoredVectors:
     def blocks(self, rows: int = 16_384) -> Iterator[Block]:
         """The rows in order, at most ``rows`` at a time, with flat memory.
 
+        A file is compared with its hash just before its first rows are read, which has them in the page cache too; a
+        ``.parquet`` that is alone has checksums in its pages instead.
+
         Raises:
             StoreError: When a file is damaged.
         """
-        if self.path.suffix == ".npy":
-            yield from _npy_blocks(self.path, rows)
-            return
-        parts = [self.path / part.file for part in self.manifest.parts]
-        for file in parts if self.path.is_dir() else [self.path]:
-            yield from _parquet_blocks(file, self.manifest, rows)
+        for file, part in _files(self.path, self.manifest):
+            if part is not None and sha256_of(file) != part.sha256:
+                raise StoreError(f"{file} has changed since it was written (another SHA-256); encode the texts again")
+            yield from _npy_blocks(file, rows) if file.suffix == ".npy" else _parquet_blocks(file, self.manifest, rows)
 
     def load(self) -> Block:
         """All rows at once."""
@@ -123,10 +126,7 @@ def _open_folder(folder: Path) -> StoredVectors:
             f"{folder} has no {MANIFEST_FILE}, so it holds no finished vectors; run `sentport encode` to its end"
         )
     manifest = read_manifest(file.read_bytes(), str(file))
-    for part in manifest.parts:
-        path = folder / part.file
-        if Path(part.file).name != part.file or not path.is_file() or path.stat().st_size != part.bytes:
-            raise StoreError(f"{path} is missing or has changed since it was written; encode the texts again")
+    _check_sizes(folder, manifest)
     _check_rows(folder, sum(part.rows for part in manifest.parts), manifest.rows)
     return StoredVectors(folder, manifest)
 
@@ -136,11 +136,11 @@ def _open_npy(path: Path) -> StoredVectors:
     if not beside.is_file():
         raise StoreError(f"{beside} is missing, so which model made {path} is unknown; encode the texts again")
     manifest = read_manifest(beside.read_bytes(), str(beside))
-    shape, dtype, offset = _npy_header(path)
+    shape, dtype, _ = _npy_header(path)
     if len(shape) != 2 or shape[1] != manifest.dim or dtype != manifest.stored:
         raise StoreError(f"{path} is {dtype}{list(shape)}, which {beside} does not describe; encode again")
-    _check_rows(path, (path.stat().st_size - offset) // (dtype.itemsize * manifest.dim), shape[0])
     _check_rows(path, shape[0], manifest.rows + manifest.bad_rows)
+    _check_sizes(path, manifest)
     return StoredVectors(path, manifest)
 
 
@@ -153,6 +153,19 @@ def _npy_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             return shape, dtype, file.tell()
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read as .npy ({error}); encode the texts again") from error
+
+
+def _files(path: Path, manifest: Manifest) -> list[tuple[Path, Part | None]]:
+    """The files of vectors, each with what the manifest says of it; a single ``.parquet`` holds that itself."""
+    if path.is_dir():
+        return [(path / Path(part.file).name, part) for part in manifest.parts]
+    return [(path, part) for part in manifest.parts] or [(path, None)]
+
+
+def _check_sizes(path: Path, manifest: Manifest) -> None:
+    for file, part in _files(path, manifest):
+        if part is not None and (not file.is_file() or file.stat().st_size != part.bytes):
+            raise StoreError(f"{file} is missing or has changed since it was written; encode the texts again")
 
 
 def _check_rows(path: Path, found: int, expected: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sentport.cli.collection import add_vectors_arguments, check_output, load_vectors, say
+from sentport.cli.options import finite, whole
 
 if TYPE_CHECKING:
     from sentport.search.clusters import Labels
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Group stored vectors: one row each with id, cluster (0 = the largest, -1 = none) and, where known, text. "
-    "Thresholds are similarities, of the kind that the model was trained for."
+    "Thresholds are similarities, of the kind that the model was trained for. Agglomerative "
+    "clustering merges by average similarity (average linkage)."
 )
 EXAMPLE = (
     "sentport cluster vectors.parquet --method communities --threshold 0.75 --min-size 5 --out clusters.csv\n"
@@ -35,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_vectors_arguments(parser)
     add = parser.add_argument
     add("--method", choices=("kmeans", "agglomerative", "communities"), required=True, help="how")
-    add("--k", metavar="N", type=int, help="kmeans, agglomerative: how many clusters")
-    add("--threshold", metavar="T", type=float, help="agglomerative, communities: lowest similarity")
-    add("--min-size", metavar="M", type=int, help="communities: fewest rows of one (10)")
-    add("--seed", metavar="N", type=int, default=0, help="of all draws (%(default)s)")
+    add("--k", metavar="N", type=whole(1), help="kmeans, agglomerative: how many clusters")
+    add("--threshold", metavar="T", type=finite, help="agglomerative, communities: lowest similarity")
+    add("--min-size", metavar="M", type=whole(1), help="communities: fewest rows of one (10)")
+    add("--seed", metavar="N", type=whole(0), default=0, help="of all draws (%(default)s)")
     add("--out", metavar="FILE", type=Path, help=".csv or .jsonl file to make (default: CSV on standard output)")
     add("--force", action="store_true", help="replace an existing output file")
     add("--json", action="store_true", help="JSON lines on standard output instead of CSV")

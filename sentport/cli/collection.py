@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sentport.cli.options import MOST_THREADS, whole
+
 if TYPE_CHECKING:
     from sentport.bulk.manifest import Manifest
     from sentport.search.collection import Collection
@@ -21,7 +23,7 @@ def add_vectors_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_threads_argument(parser: argparse.ArgumentParser) -> None:
     """Declare ``--threads``."""
-    parser.add_argument("--threads", metavar="N", type=int, help="compute threads (default: the cores allowed)")
+    parser.add_argument("--threads", metavar="N", type=whole(1, MOST_THREADS), help="default: the cores allowed")
 
 
 def load_vectors(arguments: argparse.Namespace) -> tuple[Collection, Manifest]:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
+
+# What the libraries below hold in a C int.
+MOST = 2**31 - 1
+MOST_THREADS = 1024
 
 Container = argparse._ActionsContainer  # a parser or a group of its options; argparse gives it no public name
 
@@ -14,3 +20,29 @@ def add_layout_argument(parser: Container, *, of_two: bool = False) -> None:
         parser.add_argument("--layout", nargs=2, default=["auto", "auto"], metavar=("OF_A", "OF_B"), help=says)
     else:
         parser.add_argument("--layout", default="auto", help=says)
+
+
+def whole(least: int, most: int = MOST) -> Callable[[str], int]:
+    """An argparse type: a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def finite(text: str) -> float:
+    """An argparse type: a number, and not NaN or infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value

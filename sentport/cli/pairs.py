@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sentport.cli.collection import add_vectors_arguments, load_vectors, one_line, say, tell_zeros
-from sentport.cli.options import add_layout_argument
+from sentport.cli.options import add_layout_argument, finite, whole
 
 if TYPE_CHECKING:
     from sentport.search.collection import Collection
@@ -26,8 +26,8 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_vectors_arguments(parser)
-    parser.add_argument("--top", metavar="N", type=int, default=20, help="pairs to show (%(default)s)")
-    parser.add_argument("--min-score", metavar="S", type=float, help="leave out pairs that are less similar")
+    parser.add_argument("--top", metavar="N", type=whole(1), default=20, help="pairs to show (%(default)s)")
+    parser.add_argument("--min-score", metavar="S", type=finite, help="leave out pairs that are less similar")
     parser.add_argument("--input", metavar="FILE", help="encode these lines first, with VECTORS a bundle; - = stdin")
     parser.add_argument(
         "--prompt", help='with --input: name of a saved prompt; "" = none (default: the default prompt)'
@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = "" if embedding is None else f"embedding {embedding:.3f} s, "
     say(
         arguments,
-        f"{rows} vectors, {compared} by {held.similarity}: {before}search {searching:.3f} s, {threads} threads",
+        f"{counted(rows, 'vector')}, {compared} by {held.similarity}: {before}search {searching:.3f} s, "
+        f"{counted(threads, 'thread')}",
     )
     if arguments.json:
         seconds = {"embedding": embedding, "search": searching}

@@ -16,7 +16,7 @@ from sentport.cli.collection import (
     one_line,
     say,
 )
-from sentport.cli.options import add_layout_argument
+from sentport.cli.options import add_layout_argument, whole
 from sentport.cli.steps import add_step, add_steps, run_step
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def build(arguments: argparse.Namespace) -> int:
     """Build, measure recall and write."""
+    from sentport.inputs import counted
     from sentport.progress import Progress
     from sentport.search.collection import limited_threads
     from sentport.search.index import (
@@ -88,7 +89,8 @@ def build(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
     words = ", ".join([kind, *(f"{name} {value}" for name, value in parameters.items())])
     found = "" if recall is None else f"; recall@10 {recall:.4f} against flat, over a sample of the vectors"
-    say(arguments, f"{rows} vectors of {dim} in {arguments.out} ({words}): built in {seconds:.1f} s{found}")
+    held_rows = counted(rows, "vector")
+    say(arguments, f"{held_rows} of {dim} in {arguments.out} ({words}): built in {seconds:.1f} s{found}")
     return 0
 
 
@@ -98,6 +100,7 @@ def query(arguments: argparse.Namespace) -> int:
 
     from sentport.bulk.manifest import refuse_mix
     from sentport.encoder import Encoder
+    from sentport.inputs import counted
     from sentport.search.index import read_index
 
     index = read_index(arguments.index)
@@ -117,7 +120,7 @@ def query(arguments: argparse.Namespace) -> int:
     together = "" if len(texts) == 1 else f" each, {len(texts)} queries at once"
     say(
         arguments,
-        f"{len(index.ids)} vectors ({index.manifest.kind}, stored as {stored.stored}): tokenise + embed "
+        f"{counted(len(index.ids), 'vector')} ({index.manifest.kind}, stored as {stored.stored}): tokenise + embed "
         f"{times['embedding']:.2f} ms, search {times['search']:.2f} ms{together}",
     )
     hits = [_hits(index, *found) for found in zip(scores, rows, strict=True)]
@@ -158,13 +161,13 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_vectors_arguments(parser)
     add("--out", metavar="INDEX", type=Path, required=True, help="folder to make")
-    add("--kind", default="flat", help="flat (exact), hnsw (fast) or ivfpq (small) (%(default)s)")
-    add("--nlist", metavar="N", type=int, help="ivfpq: lists (default: by the number of rows)")
-    add("--m", metavar="N", type=int, help="ivfpq: bytes a vector; hnsw: links a vector (default: by the width; 32)")
-    add("--nprobe", metavar="N", type=int, help="ivfpq: lists that a query looks into (default: a 16th)")
-    add("--ef-construction", metavar="N", type=int, help="hnsw: candidates while building (80)")
-    add("--ef-search", metavar="N", type=int, help="hnsw: candidates of a query (64)")
-    add("--seed", metavar="N", type=int, default=0, help="of all draws; hnsw repeats unless --threads is set (0)")
+    add("--kind", default="flat", help="flat (exact), hnsw (fast) or ivfpq (small; 9,984 rows or more) (%(default)s)")
+    add("--nlist", metavar="N", type=whole(1), help="ivfpq: lists (default: by the number of rows)")
+    add("--m", metavar="N", type=whole(1), help="ivfpq: bytes a vector (by the width); hnsw: links of one, from 2 (32)")
+    add("--nprobe", metavar="N", type=whole(1), help="ivfpq: lists that a query looks into (default: a 16th)")
+    add("--ef-construction", metavar="N", type=whole(1), help="hnsw: candidates while building (80)")
+    add("--ef-search", metavar="N", type=whole(1), help="hnsw: candidates of a query (64)")
+    add("--seed", metavar="N", type=whole(0), default=0, help="of all draws; hnsw repeats unless --threads is set (0)")
     add("--force", action="store_true", help="replace an index that exists")
     add("--json", action="store_true", help="print what was built as JSON")
 
@@ -176,8 +179,8 @@ def _add_query(parser: argparse.ArgumentParser) -> None:
     add("texts", metavar="TEXT", nargs="*", help="queries")
     add("--model", metavar="BUNDLE", required=True, help="the model that made the vectors")
     add("--input", metavar="FILE", help="queries, one a line; - = standard input")
-    add("--top", metavar="K", type=int, default=10, help="results of each query (%(default)s)")
-    add("--effort", metavar="N", type=int, help="ef-search or nprobe of these queries (default: as built)")
+    add("--top", metavar="K", type=whole(1), default=10, help="results of each query (%(default)s)")
+    add("--effort", metavar="N", type=whole(1), help="ef-search or nprobe of these queries (default: as built)")
     add("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
     add("--precision", help="refused unless the vectors were made in it (default: theirs)")
     add_layout_argument(parser)

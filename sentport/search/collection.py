@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sentport.bulk.store import Ids, StoredVectors
 from sentport.errors import InputError, SentportError, list_rows
 from sentport.hardware import available_cores
+from sentport.inputs import counted
 
 try:
     faiss: Any = import_module("faiss")  # its own annotations leave parts out
@@ -72,7 +73,8 @@ def collection(ids: Ids, vectors: Vectors, texts: list[str] | None, similarity: 
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist()
     if bad:
         names = list_rows([ids[row] for row in bad])
-        raise InputError(f"{len(bad)} of {len(vectors)} vectors are not finite: ids {names}; encode again", tuple(bad))
+        count = f"{len(bad)} of {counted(len(vectors), 'vector')}"
+        raise InputError(f"not finite: {count}, ids {names}; encode again", tuple(bad))
     zeros = tuple(np.flatnonzero(~vectors.any(axis=1)).tolist())
     return Collection(ids, _ready(vectors, similarity), texts, similarity, zeros)
 
@@ -98,7 +100,7 @@ def _texts_of(stored: StoredVectors, ids: Ids, lines: Sequence[str]) -> list[str
     expected = stored.rows + (stored.manifest.bad_rows if positions else 0)
     if len(lines) != expected:
         raise SentportError(
-            f"{len(lines)} texts were given for {stored.path}, which was made from {expected}; name its own input"
+            f"{counted(len(lines), 'text')} given for {stored.path}, which was made from {expected}; name its own input"
         )
     return [lines[row] for row in ids] if positions else list(lines)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentport.bulk.manifest import Manifest, StoreError, read_manifest
+from sentport.bulk.manifest import Manifest, StoreError, read_manifest, seal, unseal
 from sentport.bundle import sha256_of
 from sentport.errors import SentportError
 from sentport.files import folder_written_aside
@@ -30,6 +30,8 @@ EFFORT = {"flat": None, "hnsw": "ef_search", "ivfpq": "nprobe"}
 _ROWS_A_CENTRE = 39
 LEAST_IVFPQ_ROWS = 256 * _ROWS_A_CENTRE
 _ADD_ROWS = 8_192
+_MOST_LINKS = 1024
+_MOST_VALUE = 2**20  # faiss takes memory for that many candidates at once
 _RECALL_QUERIES = 500
 _RECALL_K = 10
 
@@ -78,12 +80,14 @@ class Index:
             ``[Q, k]`` similarities, best first, and ``[Q, k]`` row numbers; -1 where nothing more was found.
 
         Raises:
-            SentportError: For a ``k`` or ``effort`` below 1, or an effort for a flat index.
+            SentportError: For a ``k`` or ``effort`` out of range, or an effort for a flat index.
         """
         held = self.manifest
         name = EFFORT[held.kind]
-        if k < 1 or (effort is not None and effort < 1):
-            raise SentportError("the number of results, and the effort of a search, are 1 or more")
+        if k < 1:
+            raise SentportError(f"results are {k} a query; expected 1 or more")
+        if effort is not None and not 1 <= effort <= _MOST_VALUE:
+            raise SentportError(f"effort is {effort}; expected 1 to {_MOST_VALUE}")
         if effort is not None and name is None:
             raise SentportError("a flat index compares every vector: it has no effort to set")
         if name is not None:
@@ -125,8 +129,10 @@ def index_parameters(kind: str, rows: int, dim: int, chosen: Mapping[str, int | 
         raise SentportError(f"{foreign[0]} is no parameter of {kind}; it has {', '.join(values) or 'none'}")
     values |= given
     for name, value in values.items():
-        if value < 1:
-            raise SentportError(f"{name} is {value}; expected 1 or more")
+        # With one link a vector, faiss divides by the logarithm of one.
+        least, most = (2, _MOST_LINKS) if (kind, name) == ("hnsw", "m") else (1, _MOST_VALUE)
+        if not least <= value <= most:
+            raise SentportError(f"{name} of {kind} is {value}; expected {least} to {most}")
     if kind == "ivfpq" and (dim % values["m"] or values["nlist"] * _ROWS_A_CENTRE > rows):
         raise SentportError(
             f"ivfpq with nlist {values['nlist']} and m {values['m']}: m must divide {dim}, the width of the vectors, "
@@ -237,7 +243,7 @@ def write_index(out: Path, index: Any, held: Collection, manifest: IndexManifest
         rows = {"ids": held.ids.tolist(), "texts": held.texts}
         (aside / ROWS_FILE).write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
         hashes = {name: sha256_of(aside / name) for name in (INDEX_FILE, ROWS_FILE)}
-        text = json.dumps(asdict(replace(manifest, sha256=hashes)), indent=2, ensure_ascii=False)
+        text = seal({**asdict(manifest), "vectors": manifest.vectors.to_json(indent=None), "sha256": hashes}, indent=2)
         (aside / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
 
 
@@ -260,17 +266,21 @@ def read_index(folder: str | Path) -> Index:
         if not (home / name).is_file() or sha256_of(home / name) != manifest.sha256.get(name):
             raise StoreError(f"{home / name} is missing or has changed since it was written; build the index again")
     rows = json.loads((home / ROWS_FILE).read_bytes())
-    return Index(manifest, rows["ids"], rows["texts"], faiss.read_index(str(home / INDEX_FILE)))
+    try:
+        found = faiss.read_index(str(home / INDEX_FILE))
+    except RuntimeError as error:  # whole, as its hash says, so of another version
+        raise StoreError(f"this faiss does not read {home / INDEX_FILE}; build the index again") from error
+    return Index(manifest, rows["ids"], rows["texts"], found)
 
 
 def _read_manifest(file: Path) -> IndexManifest:
     try:
-        values = json.loads(file.read_bytes())
+        values = unseal(file.read_bytes())
         found = str(values["format"])
         if found == FORMAT:
-            vectors = read_manifest(json.dumps(values["vectors"]), str(file))
+            vectors = read_manifest(values["vectors"], str(file))
             held = {one.name: values[one.name] for one in fields(IndexManifest)}
             return IndexManifest(**{**held, "vectors": vectors})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreError(f"{file} is damaged ({type(error).__name__}: {error}); build the index again") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file} is damaged ({error}); build the index again, with --force") from None
     raise StoreError(f"{file} has format {found}, this sentport reads {FORMAT}; build the index again")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sentport.bulk.inputs import Inputs, Mark, find_inputs
-from sentport.errors import SentportError
+from sentport.errors import InputError, SentportError
+from sentport.inputs import valid_rows
 
 TEXTS = ["the cat", "", 'a "dog", sat', "two\nlines", "日本", "last"]
 
@@ -77,6 +81,40 @@ def test_bad_rows_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "id is null" in bad(find_inputs([str(tmp_path / "ids.jsonl")], id_column="id"))[2]
 
 
+def test_ids_that_cannot_be_stored_are_bad_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id,text\n1,fine\n\xff,x\n3,good\n")
+    assert bad(find_inputs([str(tmp_path / "a.csv")], id_column="id")) == {3: "id is invalid UTF-8"}
+    (tmp_path / "a.jsonl").write_text(
+        '{"text":"fine","id":1}\n{"text":"x","id":"\\ud800"}\n{"text":"x","id":true}\n{"text":"good","id":"b"}\n'
+    )
+    assert bad(find_inputs([str(tmp_path / "a.jsonl")], id_column="id")) == {
+        **{2: "id is lone surrogate", 3: "id is bool, not text or integer"}
+    }
+    texts = ["fine", "x", "good"]
+    for ids, reason in (
+        (pa.array([2**63 - 1, 2**63, 3], pa.uint64()), "id is over 9,223,372,036,854,775,807"),
+        (pa.array([b"1", b"\xff", b"3"], pa.binary()).view(pa.string()), "id is invalid UTF-8"),
+    ):
+        pq.write_table(pa.table({"text": texts, "id": ids}), tmp_path / "a.parquet")
+        assert bad(find_inputs([str(tmp_path / "a.parquet")], id_column="id")) == {2: reason}
+
+
+@pytest.mark.parametrize("kind", ["txt", "csv", "jsonl"])
+def test_a_text_of_any_length_takes_bounded_memory(kind: str, tmp_path: Path) -> None:
+    for long in ("x" * 1_000_001, "\ufeff" + "x" * 1_000_001, "x" * 30_000_000):
+        texts = [long, "fine", "good"]
+        path = tmp_path / f"a.{kind}"
+        lines = [json.dumps({"text": text}) for text in texts] if kind == "jsonl" else texts
+        path.write_text("\n".join([*(["text"] if kind == "csv" else []), *lines]))
+        tracemalloc.start()
+        assert bad(find_inputs([str(path)])) == {1 + (kind == "csv"): "over 1,000,000 bytes"}
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert kind != "txt" or peak < 5_000_000  # by columns, a line is read whole, but not tokenised
+    with pytest.raises(InputError, match=r"1 of 2 rows cannot be encoded: rows 1 \(over 1,000,000 bytes\)"):
+        valid_rows(["日" * 333_333, "日" * 333_334])
+
+
 def test_names_and_patterns(tmp_path: Path) -> None:
     for name in ("b.csv", "a.csv", "c.txt", "[x].txt"):
         (tmp_path / name).write_text("text\nthe cat\n")
@@ -101,12 +139,22 @@ def test_names_and_patterns(tmp_path: Path) -> None:
         (["a.jsonl"], {"column": "body"}, "a.jsonl has no column 'body'; it has text"),
         (["empty.csv"], {}, "empty.csv has no column 'text'; it has none"),
         (["mac.csv"], {}, "mac.csv does not begin as CSV does"),
+        (["twice.csv"], {}, "twice.csv has 2 columns named 'text'; rename all but one"),
+        (["twice.parquet"], {"id_column": "n"}, "twice.parquet has 2 columns named 'n'; rename all but one"),
+        (["a.txt.gz"], {}, "a.txt.gz is gzip, not text; unpack it first"),
+        (["a.csv.bz2"], {}, "a.csv.bz2 is bzip2, not text; unpack it first"),
+        (["a.parq"], {}, "a.parq is Parquet, not text; name it with --format parquet"),
     ],
 )
 def test_what_cannot_be_read(names: list[str], options: dict[str, str], said: str | None, tmp_path: Path) -> None:
     for name in ("a.txt", "a.csv", "not.parquet"):
         (tmp_path / name).write_text("text,n\na,1\n")
     (tmp_path / "empty.csv").touch()
+    (tmp_path / "twice.csv").write_text("text,n,text\na,1,b\n")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"the cat\n"))
+    (tmp_path / "a.csv.bz2").write_bytes(bz2.compress(b"text\nthe cat\n"))
+    pq.write_table(pa.table([["a"], [1], [2]], ["text", "n", "n"]), tmp_path / "twice.parquet")
+    (tmp_path / "a.parq").write_bytes((tmp_path / "twice.parquet").read_bytes())
     (tmp_path / "mac.csv").write_bytes(b"text,n\ra,1\r")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     pq.write_table(pa.table({"n": [1, 2], "words": pa.array(["a", "b"]).dictionary_encode()}), tmp_path / "a.parquet")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import json
+import os
 import random
 import shutil
 import signal
@@ -17,13 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 from bulk_kills import contents
-from conftest import ROOT, run_cli
+from conftest import ROOT, Cli, run_cli
 
 from sentport import Encoder
-from sentport.bulk import blocks
+from sentport.bulk import blocks, job
 from sentport.bulk.inputs import find_inputs
 from sentport.bulk.job import Options, encode_files
-from sentport.bulk.output import find_output, refuse_taken
+from sentport.bulk.journal import Journal, remove
+from sentport.bulk.manifest import Manifest, seal, unseal
+from sentport.bulk.output import Output, find_output, publish, refuse_taken
 from sentport.bulk.store import open_vectors
 from sentport.cli import main
 from sentport.errors import SentportError
@@ -42,6 +47,14 @@ def texts(tmp_path: Path) -> Path:
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(TEXTS))
     return path
+
+
+def damage(path: Path) -> None:
+    """Change one bit, which changes neither size nor time."""
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def encode(encoder: Encoder, texts: Path, out: Path, force: bool = False, **options: Any) -> np.ndarray:
@@ -92,36 +105,54 @@ def test_long_texts_are_bad_rows_when_truncation_is_an_error(
     path = tmp_path / "long.txt"
     path.write_text("\n".join(["the cat", "cat " * 100, "a dog", "cat " * 100, "dog " * 90]))
     whole = encode(encoder, path, tmp_path / "warned")
-    assert "3 texts of 5 lost their end to the limit of 48 tokens" in caplog.text
+    assert "3 texts of 5 lost their end to the limit of 48 tokens: input rows 1, 3, 4" in caplog.text
     kept = encode(encoder, path, tmp_path / "refused", on_truncate="error")
     np.testing.assert_allclose(kept, whole[[0, 2]], atol=1e-6)
-    assert '"position": 4, "id": null' in (tmp_path / "refused" / "bad-rows.jsonl").read_text()
-    assert "92 tokens, the limit is 48" in (tmp_path / "refused" / "bad-rows.jsonl").read_text()
+    path.write_text("the cat\n" + "cat " * 100)
+    encode(encoder, path, tmp_path / "one")
+    assert "1 text of 2 lost its end to the limit of 48 tokens: input row 1" in caplog.text
+    path.write_text("cat " * 100 + ("\n" + "cat " * 100) * 39)
+    encode(encoder, path, tmp_path / "many")
+    assert "40 texts of 40 lost their end to the limit of 48 tokens: input rows 0, 1, 2, 3, 4, 5, 6, 7 and 32 more" in (
+        caplog.text
+    )
+    assert '"position": 4, "id": null' in (tmp_path / "refused" / "_bad-rows.jsonl").read_text()
+    assert "92 tokens, the limit is 48" in (tmp_path / "refused" / "_bad-rows.jsonl").read_text()
 
 
 def test_a_failed_run_is_resumed_by_the_same_command(
-    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     encode(encoder, texts, tmp_path / "whole")
     folder = interrupt(encoder, texts, tmp_path / "v", monkeypatch)
+    assert "stopped with 120 rows done; the same command goes on" in caplog.text
     first = folder / "part-00000.parquet"
     before = first.stat().st_mtime_ns
-    (folder / "part-00001.parquet").write_bytes(b"damaged by something else")
+    damage(folder / "part-00001.parquet")
     (folder / ".part-00003.parquet.partial-1").touch()
     encode(encoder, texts, tmp_path / "v")
+    assert f"going on with the unfinished run in {folder}, which has done 90 rows" in caplog.text
     assert (tmp_path / "v" / first.name).stat().st_mtime_ns == before
     assert contents(tmp_path / "v") == contents(tmp_path / "whole")
     assert not folder.exists()
 
 
 def test_an_unfinished_run_is_not_mixed_with_another(
-    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, tiny_bundle: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "v"
     folder = interrupt(encoder, texts, out, monkeypatch)
     left = contents(folder)
-    with pytest.raises(SentportError, match="holds an unfinished run with dim 24, this one has 8; add --force"):
+    with pytest.raises(SentportError, match="holds an unfinished run with --dim 24, this one has 8; add --force"):
         encode(encoder, texts, out, dim=8)
+    with (
+        Encoder(tiny_bundle, threads=2) as other,
+        pytest.raises(SentportError, match="with --threads 1 x 1, this one has 2 x 1; add --force"),
+    ):
+        encode(other, texts, out)
+    with monkeypatch.context() as patch, pytest.raises(SentportError, match=r"with graph .{12}, this one has 0{12};"):
+        patch.setattr(encoder, "graph", "0" * 64)
+        encode(encoder, texts, out)
     texts.write_text("\n".join(["new", *TEXTS]))
     with pytest.raises(SentportError, match="rows from 0 on differ from those of the unfinished run"):
         encode(encoder, texts, out)
@@ -129,6 +160,12 @@ def test_an_unfinished_run_is_not_mixed_with_another(
     with pytest.raises(SentportError, match="rows from 60 on differ"):
         encode(encoder, texts, out)
     assert contents(folder) == left
+    journal = folder / "_job.jsonl"
+    first, *others = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(seal({**unseal(first), "new": 1}).encode() + b"\n")
+    with pytest.raises(SentportError, match="holds an unfinished run of another version of sentport; add --force"):
+        encode(encoder, texts, out)
+    journal.write_bytes(b"".join([first, *others]))
     assert encode(encoder, texts, out, force=True).shape == (60, 24)
     assert not folder.exists()
 
@@ -146,6 +183,105 @@ def test_one_run_at_a_time(encoder: Encoder, texts: Path, tmp_path: Path, monkey
     monkeypatch.setattr(Encoder, "compute", second)
     assert encode(encoder, texts, tmp_path / "v").shape == (200, 24)
     assert said
+
+
+@pytest.mark.parametrize("name", ["v", "v.npy", "v.parquet"])
+def test_a_part_damaged_before_the_end_is_not_published(
+    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def publish_damaged(output: Output, journal: Journal, *arguments: Any, **options: Any) -> Manifest:
+        damage(journal.part_path(3))
+        return publish(output, journal, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SentportError, match=r"part-00003\.\w+ is not what was written"):
+        patch.setattr(job, "publish", publish_damaged)
+        encode(encoder, texts, tmp_path / name)
+    assert not (tmp_path / name).exists()
+    np.testing.assert_allclose(encode(encoder, texts, tmp_path / name), encoder.encode(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:50] + b"\n", lambda data: data.replace(b'"rows": 30', b'"rows": 31')]
+)
+def test_force_begins_a_damaged_run_again(
+    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]
+) -> None:
+    folder = interrupt(encoder, texts, tmp_path / "v", monkeypatch)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(SentportError, match="holds mine, which is of no run; move it, or add --force to remove it"):
+        encode(encoder, texts, tmp_path / "v")
+    journal = folder / "_job.jsonl"
+    journal.write_bytes(change(journal.read_bytes()))
+    with pytest.raises(SentportError, match=r"_job.jsonl is damaged \(.*\); add --force to begin that run again"):
+        encode(encoder, texts, tmp_path / "v")
+    np.testing.assert_allclose(encode(encoder, texts, tmp_path / "v", force=True), encoder.encode(TEXTS), atol=1e-6)
+    assert not folder.exists()
+    (tmp_path / "v" / "_manifest.json").write_text("{}")
+    with pytest.raises(SentportError, match=r"_manifest.json is damaged \(.*\); encode the texts again, with --force"):
+        encode(encoder, texts, tmp_path / "v")
+    assert encode(encoder, texts, tmp_path / "v", force=True).shape == (200, 24)
+
+
+def test_a_run_whose_lock_is_gone_touches_nothing(
+    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, lock = tmp_path / "v", fcntl.flock
+    folder = find_output(out).job_folder
+
+    def late(file: Any, how: int) -> None:
+        """The run that held the lock ends between our opening of its journal and our locking of it."""
+        remove(folder)
+        lock(file, how)
+
+    with monkeypatch.context() as patch, pytest.raises(SentportError, match="another run has just ended in"):
+        patch.setattr(fcntl, "flock", late)
+        encode(encoder, texts, out)
+    real = Encoder.compute
+
+    def unlinking(self: Encoder, *arguments: Any, **options: Any) -> Any:
+        (folder / "_job.jsonl").unlink(missing_ok=True)
+        return real(self, *arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SentportError, match="was removed while this run was at work"):
+        patch.setattr(Encoder, "compute", unlinking)
+        encode(encoder, texts, out)
+    assert not out.exists()
+
+
+def test_vectors_that_no_type_holds_are_refused_by_row(
+    encoder: Encoder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Encoder.compute
+
+    def giving(value: float) -> Callable[..., Any]:
+        def compute(self: Encoder, *arguments: Any, **options: Any) -> Any:
+            vectors = real(self, *arguments, **options)
+            vectors[2] = value
+            return vectors
+
+        return compute
+
+    for value, stored, said in (
+        (np.nan, "int8", "that is not finite"),
+        (0.0, "binary", "of zeros, which has no signs"),
+    ):
+        monkeypatch.setattr(Encoder, "compute", giving(value))
+        with pytest.raises(SentportError, match=f"has given input row 2 a vector {said}"):
+            encode(encoder, texts, tmp_path / "v", stored=stored)
+    assert (encode(encoder, texts, tmp_path / "v", stored="int8")[2] == 0).all()
+
+
+def test_a_folder_of_shards_is_one_dataset_to_others(encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_bytes(b"the cat\n\xff\na dog\n")
+    vectors = encode(encoder, tmp_path / "texts.txt", tmp_path / "v", part_rows=1)
+    assert {"_manifest.json", "_bad-rows.jsonl"} <= {path.name for path in (tmp_path / "v").iterdir()}
+    import pandas
+    import pyarrow.dataset
+
+    for table in (pyarrow.dataset.dataset(tmp_path / "v").to_table().to_pandas(), pandas.read_parquet(tmp_path / "v")):
+        assert table["id"].tolist() == [0, 2]
+        assert (np.stack(table["embedding"]) == vectors).all()
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v"])
@@ -187,22 +323,24 @@ def test_folders_that_are_refused(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "manifest.json").write_text('{"name": "an app"}')
+    (tmp_path / "app" / "_manifest.json").write_text('{"name": "an app"}')
     encode(encoder, texts, tmp_path / "v")
     before = contents(tmp_path)
     base = ["encode", str(tiny_bundle), "--input", str(texts), "--output"]
     for arguments, said in (
         ([str(tmp_path / "mine"), "--force"], "is a folder with other things in it"),
+        ([str(tmp_path / "app"), "--force"], "is a folder with other things in it"),
         (
             [str(tmp_path / "v")],
             f"holds 200 vectors of tiny (fingerprint {encoder.info.fingerprint[:12]}); add --force",
         ),
         ([str(texts), "--force"], "is the input itself"),
         ([str(tmp_path / "no" / "v")], "is not a folder, so"),
+        (["/"], "/ cannot be replaced; name a .npy or .parquet file"),
         ([str(tmp_path / "new.npy"), "--store", "int8"], "cannot hold texts, ids, int8 or binary"),
         ([str(tmp_path / "new"), "--store", "int4"], "stored type 'int4' is unknown"),
         ([str(tmp_path / "new"), "--prompt", "none"], "prompt 'none' is not saved"),
-        ([str(tmp_path / "new"), "--shard-rows", "0"], "expected 1 or more"),
+        ([str(tmp_path / "new"), "--shard-rows", "0"], "argument --shard-rows: '0' is not a whole number"),
     ):
         assert main([*base, *arguments]) == 2
         message = capsys.readouterr().err
@@ -293,10 +431,18 @@ def test_a_disk_that_is_really_full(tiny_bundle: Path, texts: Path, tmp_path: Pa
 def test_from_a_pipe_in_another_format(tiny_bundle: Path, encoder: Encoder) -> None:
     done = run_cli(
         *("encode", str(tiny_bundle), "--input", "-", "--format", "jsonl", "--column", "s", "--output", "-", "-q"),
-        stdin=b'{"s": "the cat"}\n{"s": "a dog"}\n',
+        stdin=b'{"s": "the cat"}\n{"s": null}\n{"s": "a dog"}\n',
         check=True,
     )
-    np.testing.assert_allclose(np.load(io.BytesIO(done.stdout)), encoder.encode(["the cat", "a dog"]), atol=1e-6)
+    vectors = np.load(io.BytesIO(done.stdout))
+    np.testing.assert_allclose(vectors[[0, 2]], encoder.encode(["the cat", "a dog"]), atol=1e-6)
+    assert np.isnan(vectors[1]).all()
+    assert json.loads(done.stderr) == {"position": 1, "id": None, "file": "-", "line": 2, "reason": "null"}
+
+
+def test_a_run_without_any_row_that_can_be_encoded_ends_with_1(tiny_bundle: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\n")
+    assert cli("encode", str(tiny_bundle), "--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "v"))[0] == 1
 
 
 def test_nothing_that_belongs_to_others_is_replaced(
@@ -313,7 +459,7 @@ def test_nothing_that_belongs_to_others_is_replaced(
         (tmp_path / "b.npy.json", "b.npy", "is the input itself, which the output would replace"),
         (tmp_path / "v" / "*.parquet", "v", "is an input in the output folder"),
         (texts, "j.npy", "holds other things"),
-        (texts, "l.npy", "is a link"),
+        (texts, "l.npy", "is no folder"),
         (texts, "v.csv", "v.csv cannot be written; expected a .npy or .parquet file, or a folder"),
     ):
         force = [] if said.startswith("b.npy.json") else ["--force"]

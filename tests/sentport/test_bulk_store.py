@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sentport import Encoder
 from sentport.bulk.inputs import find_inputs
 from sentport.bulk.job import Options, encode_files
-from sentport.bulk.manifest import Manifest, StoreError, refuse_mix
+from sentport.bulk.manifest import Manifest, StoreError, read_manifest, refuse_mix
 from sentport.bulk.output import find_output
 from sentport.bulk.store import open_vectors
 
@@ -92,14 +92,31 @@ def test_damage_is_refused(encoder: Encoder, texts: str, tmp_path: Path) -> None
     (tmp_path / "flipped.parquet").write_bytes(flipped)
     with pytest.raises(StoreError, match="is damaged"):
         open_vectors(tmp_path / "flipped.parquet").load()
+    for file, whole in ((tmp_path / "v.npy", "v.npy"), (tmp_path / "v" / "part-00001.parquet", "v")):
+        data = bytearray(file.read_bytes())
+        data[-9] ^= 1  # of the same size, and outside of what Parquet has checksums for
+        file.write_bytes(data)
+        with pytest.raises(StoreError, match=f"{file.name} has changed since it was written"):
+            list(open_vectors(tmp_path / whole).blocks(2))
     (tmp_path / "v" / "part-00001.parquet").write_bytes(b"short")
     with pytest.raises(StoreError, match=r"part-00001.parquet is missing or has changed"):
         open_vectors(tmp_path / "v")
-    (tmp_path / "v" / "manifest.json").unlink()
+    (tmp_path / "v" / "_manifest.json").unlink()
     with pytest.raises(StoreError, match="holds no finished vectors"):
         open_vectors(tmp_path / "v")
     described = tmp_path / "v.npy.json"
-    described.write_text(described.read_text().replace('"1.0"', '"2.0"'))
+    whole = described.read_bytes()
+    for damaged in (
+        whole[:-20],
+        whole.replace(b'"dim": 24', b'"dim": "24"'),
+        b"[]",
+        b"\xff",
+        whole.replace(b"seal", b"x"),
+    ):
+        described.write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"v.npy.json is damaged \(.*\); encode the texts again, with --force"):
+            open_vectors(tmp_path / "v.npy")
+    described.write_text(replace(read_manifest(whole, ""), format="2.0").to_json())
     with pytest.raises(StoreError, match=r"has format 2.0, this sentport reads 1.0"):
         open_vectors(tmp_path / "v.npy")
     described.unlink()

@@ -108,7 +108,7 @@ MISTAKES = [
     (("inspect", "/nowhere"), "/nowhere does not exist; make a bundle with"),
     (("export", "/nowhere", "--out", "/tmp/none.bundle"), "/nowhere does not exist"),
     (("export", ".", "--out", "/tmp/none.bundle"), "neither modules.json nor config.json"),
-    (("export", ".", "--out", "/tmp/none.bundle", "--precision", "int8"), "precision int8 is not supported yet"),
+    (("export", ".", "--out", "/tmp/none.bundle", "--precision", "int4"), "precision int4 is unknown"),
 ]
 
 

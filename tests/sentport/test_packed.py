@@ -235,7 +235,7 @@ def test_the_bench_sets_both_layouts_side_by_side(both_layouts: Path) -> None:
         (("packed",), ["sentport onnxruntime packed"]),
     ):
         options = RunOptions(Path("none"), both_layouts, corpus, layouts=layouts, contestants=("onnxruntime",))
-        opened = list(_opened(options, 1))
+        opened = list(_opened(options, 1, []))
         assert [contestant.name for contestant in opened] == names
         assert [contestant.conditions().layout for contestant in opened][-1] == "packed"
         for contestant in opened:

@@ -118,11 +118,13 @@ def test_vectors_into_a_closed_pipe_are_quiet(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("BUNDLE",), "is a bundle; expected vectors"),
-        (("VECTORS", "--top", "0"), "top is 0"),
-        (("VECTORS", "--threads", "0"), "threads is 0"),
-        (("VECTORS", "--texts", "FEW"), "1 texts were given for"),
+        (("VECTORS", "--top", "0"), "argument --top: '0' is not a whole number from 1 to 2147483647"),
+        (("VECTORS", "--top", "99999999999"), "not a whole number from 1"),
+        (("VECTORS", "--min-score", "nan"), "argument --min-score: 'nan' is not a finite number"),
+        (("VECTORS", "--threads", "0"), "argument --threads: '0' is not a whole number from 1 to 1024"),
+        (("VECTORS", "--texts", "FEW"), "1 text given for"),
         (("BUNDLE", "--input", "FEW", "--texts", "FEW"), "leave --texts out"),
-        (("NAN",), "1 of 5 vectors are not finite: ids 3; encode again"),
+        (("NAN",), "not finite: 1 of 5 vectors, ids 3; encode again"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

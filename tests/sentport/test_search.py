@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 from stored import KINDS, clouds, manifest, write_npy, write_parquet
 
-from sentport.bulk.manifest import StoreError
+from sentport.bulk.manifest import StoreError, seal, unseal
 from sentport.bulk.store import open_vectors
 from sentport.encoder import Encoder
 from sentport.errors import InputError, SentportError
@@ -74,7 +74,7 @@ def test_rows_that_are_not_finite_are_refused_by_id_and_zeros_are_named() -> Non
     assert held(vectors).zeros == (2,)
     assert (held(vectors).vectors[2] == 0).all()
     vectors[3, 1], vectors[5, 0] = np.nan, np.inf
-    with pytest.raises(InputError, match="2 of 6 vectors are not finite: ids c, e"):
+    with pytest.raises(InputError, match="not finite: 2 of 6 vectors, ids c, e"):
         collection(np.array(["x", "y", "z", "c", "d", "e"], object), vectors, None, "cosine")
     with pytest.raises(SentportError, match=r"similarity is manhattan, .* expected cosine, dot, euclidean"):
         held(clouds(3, 4), "manhattan")
@@ -88,7 +88,7 @@ def test_texts_belong_to_ids_where_bad_rows_have_no_vector(tmp_path: Path) -> No
     path = write_npy(tmp_path / "v.npy", with_gap, replace(manifest(3, 4), bad_rows=1))
     found = load(open_vectors(path), ["a", "bad", "b", "c"])
     assert (found.ids.tolist(), found.texts) == ([0, 2, 3], ["a", "b", "c"])
-    with pytest.raises(SentportError, match=r"3 texts were given for .*, which was made from 4"):
+    with pytest.raises(SentportError, match=r"3 texts given for .*, which was made from 4"):
         load(open_vectors(path), ["a", "b", "c"])
     named = write_parquet(tmp_path / "v.parquet", vectors, ids=["x", "y", "z"], texts=["p", "q", "r"])
     assert load(open_vectors(named)).texts == ["p", "q", "r"]
@@ -154,7 +154,8 @@ def test_a_seed_decides_an_index(kind: str) -> None:
         ("ivfpq", 20_000, 8, {"nlist": 2_000}, "nlist be at most 512"),
         ("flat", 10, 8, {"m": 4}, "m is no parameter of flat"),
         ("hnsw", 10, 8, {"nlist": 4}, "nlist is no parameter of hnsw; it has m, ef_construction, ef_search"),
-        ("hnsw", 10, 8, {"m": 0}, "m is 0"),
+        ("hnsw", 10, 8, {"m": 1}, "m of hnsw is 1; expected 2 to 1024"),
+        ("hnsw", 10, 8, {"ef_search": 2**31}, "ef_search of hnsw is 2147483648; expected 1 to 1048576"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(
@@ -206,7 +207,7 @@ def test_a_changed_or_missing_file_is_refused(folder: Path, name: str) -> None:
 
 def test_another_format_is_refused(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_bytes()), "format": "2.0"}))
+    file.write_text(seal({**unseal(file.read_bytes()), "format": "2.0"}))
     with pytest.raises(StoreError, match=r"has format 2.0, this sentport reads 1.0"):
         read_index(folder)
 
