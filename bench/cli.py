@@ -21,13 +21,17 @@ EXAMPLE = (
     "sentport bench run --checkpoint ./all-MiniLM-L6-v2 --bundle minilm.bundle --out bench-out\n"
     "  sentport bench report --raw bench-out/*.jsonl --out bench-out"
 )
+PEER_EXAMPLE = "sentport bench peer sentence-transformers-onnx"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the two steps and their options."""
-    steps = add_steps(parser, "run|report")
+    """Declare the steps and their options."""
+    steps = add_steps(parser, "run|report|peer")
     _add_run(add_step(steps, "run", "measure and write raw records, a new file for every run", EXAMPLE, measure_step))
     _add_report(add_step(steps, "report", "raw records to a table and a page", EXAMPLE, report_step))
+    peer = add_step(steps, "peer", "make the environment of a peer, once", PEER_EXAMPLE, peer_step)
+    peer.add_argument("name", help="such as sentence-transformers-onnx")
+    _add_environments(peer)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,7 +50,7 @@ def measure_step(arguments: argparse.Namespace) -> int:
     threads = available_cores() if arguments.threads is None else arguments.threads
     # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-    from bench.corpus import load_corpus
+    from bench.corpus import load_corpus, stsb_pairs
     from bench.grid import RunOptions, ServerTarget, measure
     from bench.run import Settings
 
@@ -60,6 +64,7 @@ def measure_step(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         checkpoint=arguments.checkpoint,
         bundle=arguments.bundle,
+        precisions=_words(arguments.precision),
         layouts=None if arguments.layout is None else _words(arguments.layout),
         corpus=load_corpus(arguments.corpus),
         contestants=_words(arguments.contestants),
@@ -71,6 +76,8 @@ def measure_step(arguments: argparse.Namespace) -> int:
         threads=threads,
         device=arguments.device,
         texts=arguments.texts,
+        pairs=stsb_pairs() if arguments.quality else None,
+        environments=arguments.environments,
     )
     print(measure(options, arguments.out, _say(arguments), progress=not arguments.quiet))
     return 0
@@ -78,7 +85,8 @@ def measure_step(arguments: argparse.Namespace) -> int:
 
 def report_step(arguments: argparse.Namespace) -> int:
     """Report; with ``--json`` the rows go to stdout, else the tables."""
-    from bench.metrics import findings, sections
+    from bench.findings import findings
+    from bench.metrics import sections
     from bench.records import read_records
     from bench.report import headlines, render_table, write_report
 
@@ -93,6 +101,14 @@ def report_step(arguments: argparse.Namespace) -> int:
     for line in headlines(findings(parts)):
         print(line)
     print(f"page     {page}\ntable    {markdown}")
+    return 0
+
+
+def peer_step(arguments: argparse.Namespace) -> int:
+    """Make or find a peer's environment; its Python goes to stdout."""
+    from bench.peers import peer_python
+
+    print(peer_python(arguments.name, arguments.environments))
     return 0
 
 
@@ -130,13 +146,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", metavar="DIR", type=Path, required=True, help="the source model, whose vectors are right")
     add("--bundle", metavar="BUNDLE", type=Path, help="its bundle, for the onnxruntime rows")
+    add("--precision", metavar="NAMES", default="auto", help="fp32,int8-ort: its graphs, side by side (%(default)s)")
     add("--layout", metavar="NAMES", help="padded,packed: the bundle's graphs, side by side (default: those it has)")
     add(
         "--corpus", metavar="FILE", type=Path, help="one sentence a line (default: STS-B, else CPython's documentation)"
     )
     add("--texts", metavar="N", type=int, help="texts to draw from it (default: all)")
     add("--out", metavar="DIR", type=Path, required=True, help="folder for the raw file")
-    add("--contestants", default="sentence-transformers,torch,onnxruntime,triton", help="comma-separated (%(default)s)")
+    add(
+        "--contestants",
+        default="sentence-transformers,torch,onnxruntime,triton",
+        help="comma-separated (%(default)s); also openvino, sentence-transformers-onnx, sentence-transformers-qint8",
+    )
+    add("--quality", action="store_true", help="STS-B's Spearman too, and texts alone against texts in company")
+    _add_environments(parser)
     add("--policies", default="one-by-one,arrival,smart,token-budget", help="comma-separated (%(default)s)")
     add("--tokenisation", choices=("inside", "both"), default="both", help="both adds rows without it (%(default)s)")
     add("--flat", action=argparse.BooleanOptionalAction, default=True, help="texts of one length too (yes)")
@@ -149,6 +172,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--warmup", metavar="N", type=int, default=1, help="calls that do not count (%(default)s)")
     add("--repeats", metavar="N", type=int, default=5, help="timed calls a row (%(default)s)")
     add("--seed", metavar="N", type=int, default=5, help="of the order and the draw (%(default)s)")
+
+
+def _add_environments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--environments",
+        metavar="DIR",
+        type=Path,
+        default=Path("build/envs"),
+        help="folder of the peers' environments (%(default)s)",
+    )
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

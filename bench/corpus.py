@@ -9,11 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sentport.errors import SentportError
+
+if TYPE_CHECKING:
+    from sentport.evaluation.sts import StsPairs
 
 DATA_VARIABLE = "SENTPORT_DATA"
 STSB_FILE = Path("sts_raw", "STSBenchmark", "test.tsv")
@@ -78,6 +82,22 @@ def stsb_corpus(path: Path) -> Corpus:
     pairs = read_sts(path)
     texts = [text for pair in zip(pairs.sentences1, pairs.sentences2, strict=True) for text in pair]
     return _corpus("STS-B", "STS Benchmark test sentences", texts)
+
+
+def stsb_pairs() -> StsPairs:
+    """The STS Benchmark's test set, of the evaluation data.
+
+    Raises:
+        SentportError: When it is not there.
+    """
+    from sentport.evaluation.sts import read_sts
+
+    data = os.environ.get(DATA_VARIABLE)
+    if not data:
+        raise SentportError(
+            f"quality is measured on the STS Benchmark; name the folder of {STSB_FILE} in {DATA_VARIABLE}"
+        )
+    return read_sts(Path(data) / STSB_FILE)
 
 
 def python_corpus() -> Corpus:

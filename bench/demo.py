@@ -18,8 +18,9 @@ from types import FrameType
 
 from bench.cli import check_counts, check_folder
 from bench.corpus import Corpus, load_corpus
+from bench.findings import findings
 from bench.grid import RunOptions, ServerTarget, measure
-from bench.metrics import findings, sections
+from bench.metrics import sections
 from bench.records import read_records
 from bench.report import headlines, render_table, write_report
 from bench.run import Settings

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-KINDS = ("observation", "rejected", "not run")
+OBSERVATION, QUALITY = "observation", "quality"
+KINDS = (OBSERVATION, QUALITY, "rejected", "not run")
 FALLEN = ("rejected", "not run")
 GPU_STATES = ("measured", *FALLEN)
 
@@ -33,6 +34,7 @@ _COUNT: _Check = (lambda value: _integer(value, 0), "a whole number, 0 or more")
 _ONE_OR_MORE: _Check = (lambda value: _integer(value, 1), "a whole number, 1 or more")
 _COSINE: _Check = (lambda value: _number(value, -1.01, 1.01), "a number from -1 to 1")
 _SECONDS: _Check = (lambda value: _number(value, 1e-9), "a finite number above 0")
+_CORRELATION: _Check = (lambda value: _number(value, -100.01, 100.01), "a number from -100 to 100")
 _PERCENT: _Check = (lambda value: _number(value, 0, 100), "a number from 0 to 100")
 _TOKENS: _Check = (lambda value: value is None or _integer(value, 1), "a whole number, 1 or more, or null")
 _SPREAD: _Check = (
@@ -67,6 +69,13 @@ _DESCRIBED = {
     **_all(_COUNT, "sessions threads"),
 }
 _TIMED = {"seconds": _SECONDS, "computed_tokens": _TOKENS, "worst_cosine": _COSINE}
+_QUALITY = {
+    **_all(_COSINE, "worst_cosine mean_cosine alone_cosine"),
+    "sts": _TEXT,
+    "spearman": _CORRELATION,
+    "alone_texts": _ONE_OR_MORE,
+}
+_BY_KIND = {OBSERVATION: _TIMED, QUALITY: _QUALITY, **dict.fromkeys(FALLEN, _REASON)}
 
 _GPU = {
     **_all(
@@ -93,7 +102,7 @@ def fault(record: Mapping[str, Any]) -> str:
     kind = record.get("kind")
     if kind not in KINDS:
         return f"kind {kind!r} is unknown; known: {', '.join(KINDS)}"
-    checks = _SHARED | (_REASON if kind in FALLEN else _TIMED)
+    checks = _SHARED | _BY_KIND[kind]
     if kind not in FALLEN or not _DESCRIBED.keys().isdisjoint(record):
         checks |= _DESCRIBED
     if "rows_planned" in record:  # earlier versions did not write it
@@ -124,6 +133,6 @@ def _first_fault(record: Mapping[str, Any], checks: Mapping[str, _Check]) -> str
 
 def _too_few_tokens(record: Mapping[str, Any]) -> str:
     computed = record.get("computed_tokens")
-    if record["kind"] in FALLEN or computed is None or computed >= record["tokens"]:
+    if record["kind"] != OBSERVATION or computed is None or computed >= record["tokens"]:
         return ""
     return f"'computed_tokens' is {computed}, expected at least the {record['tokens']} tokens of the texts"

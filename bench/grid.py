@@ -10,25 +10,32 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.contestants import Contestant, Vectors, Work, onnxruntime_engine, torch_engine
+from bench.contestants import ROWS_PER_BATCH, Contestant, Vectors, Work, bundle_engine, peer, torch_engine
 from bench.contestants import sentence_transformers as baseline
 from bench.corpus import Corpus, equal_lengths
+from bench.peers import ENVIRONMENTS
+from bench.quality import Questions, make_questions
 from bench.records import Record, Writer, run_conditions
 from bench.run import Case, Say, Session, Settings, Workload, make_workload
 from sentport.bundle import read_bundle
-from sentport.errors import SentportError
+from sentport.engines import FLAVOURS
+from sentport.errors import PrecisionError, SentportError
+from sentport.evaluation.sts import StsPairs
 from sentport.hardware import available_cores
 from sentport.scheduler import BatchPolicy
 from sentport.tokenizer import Tokenizer
 
 CONTESTANTS = ("sentence-transformers", "torch", "onnxruntime", "triton")
+# Measured only where they are asked for.
+PEERS = ("sentence-transformers-onnx", "sentence-transformers-qint8")
+KNOWN = (*CONTESTANTS, "openvino", *PEERS)
 
 # With tokenisation taken out, these two tell what sorting does to the engine; the other policies add nothing there.
 _APART = (BatchPolicy.ARRIVAL, BatchPolicy.SMART)
 # On texts of one length neither sorting nor packing can gain: one engine in both orders, and the baseline.
 _FLAT: tuple[tuple[str, tuple[BatchPolicy | None, ...]], ...] = (
     (baseline.NAME, (None,)),
-    (onnxruntime_engine.NAME, (BatchPolicy.ARRIVAL, BatchPolicy.SMART)),
+    (bundle_engine.NAME, (BatchPolicy.ARRIVAL, BatchPolicy.SMART)),
 )
 
 
@@ -57,9 +64,10 @@ class RunOptions:
         checkpoint: Folder of the source model, which the reference reads.
         bundle: Its bundle; without it there is no ``onnxruntime`` row.
         corpus: What is encoded.
-        contestants: Of ``CONTESTANTS``.
+        contestants: Of ``KNOWN``.
         policies: Batch policies, for contestants that can be told.
-        layouts: Layouts of the bundle's graphs, side by side; None = those it has.
+        precisions: Of the bundle's graphs, side by side, each with a flavour where it is named: ``int8-ort``.
+        layouts: Likewise; None = those it has.
         apart: Measure with tokenisation taken out as well.
         flat: Measure the flat case too.
         servers: Running servers.
@@ -68,6 +76,8 @@ class RunOptions:
         threads: Compute threads in all; None = the cores that affinity and cgroup allow.
         device: ``cpu`` or ``cuda``; a row that runs elsewhere is an error.
         texts: Texts to draw from the corpus; None = all.
+        pairs: Rated sentence pairs, whose quality figures every contestant gets once; None = none.
+        environments: Folder of the peers' environments.
     """
 
     checkpoint: Path
@@ -75,6 +85,7 @@ class RunOptions:
     corpus: Corpus
     contestants: tuple[str, ...] = CONTESTANTS
     policies: tuple[BatchPolicy, ...] = tuple(BatchPolicy)
+    precisions: tuple[str, ...] = ("auto",)
     layouts: tuple[str, ...] | None = None
     apart: bool = True
     flat: bool = True
@@ -84,6 +95,8 @@ class RunOptions:
     threads: int | None = None
     device: str = "cpu"
     texts: int | None = None
+    pairs: StsPairs | None = None
+    environments: Path = ENVIRONMENTS
 
 
 def measure(options: RunOptions, out: Path, say: Say, *, progress: bool = True) -> Path:
@@ -101,14 +114,15 @@ def measure(options: RunOptions, out: Path, say: Say, *, progress: bool = True) 
     Raises:
         SentportError: When a contestant cannot be opened, or ran on another device than the one asked for.
     """
-    contestants = open_contestants(options)
+    missing = list(options.missing)
+    contestants = open_contestants(options, missing)
     try:
         workloads = _workloads(options, contestants, say)
         cases = make_cases(options, contestants, workloads)
         shared = run_conditions()
         with Writer(out, shared) as writer:
-            session = Session(writer, shared, options.settings, say, progress)
-            for place, (name, reason) in enumerate(options.missing, start=len(cases)):
+            session = Session(writer, shared, options.settings, say, progress, _questions(options, contestants[0]))
+            for place, (name, reason) in enumerate(missing, start=len(cases)):
                 session.not_run(_placeholder(name, place, options, workloads[0]), reason)
             say(f"measuring {len(cases)} rows, {options.settings.repeats} interleaved rounds")
             session.run(cases)
@@ -118,16 +132,20 @@ def measure(options: RunOptions, out: Path, say: Say, *, progress: bool = True) 
             contestant.close()
 
 
-def open_contestants(options: RunOptions) -> list[Contestant]:
+def open_contestants(options: RunOptions, missing: list[tuple[str, str]]) -> list[Contestant]:
     """The contestants asked for, as far as there is a bundle or a server for them, the reference first.
+
+    Args:
+        options: What to measure.
+        missing: Gets the names of those in a precision that this machine does not run, and why.
 
     Raises:
         SentportError: When none is left, or one cannot be opened.
     """
-    unknown = sorted(set(options.contestants) - set(CONTESTANTS))
+    unknown = sorted(set(options.contestants) - set(KNOWN))
     if unknown:
-        raise SentportError(f"contestant {', '.join(unknown)} is unknown; known: {', '.join(CONTESTANTS)}")
-    opened = list(_opened(options, options.threads or available_cores()))
+        raise SentportError(f"contestant {', '.join(unknown)} is unknown; known: {', '.join(KNOWN)}")
+    opened = list(_opened(options, options.threads or available_cores(), missing))
     if not opened or opened[0].name not in (baseline.NAME, torch_engine.NAME):
         raise SentportError(
             "vectors are judged by the source model's, and neither sentence-transformers nor torch is among the "
@@ -136,14 +154,19 @@ def open_contestants(options: RunOptions) -> list[Contestant]:
     return opened
 
 
-def _opened(options: RunOptions, threads: int) -> Iterator[Contestant]:
+def _opened(options: RunOptions, threads: int, missing: list[tuple[str, str]]) -> Iterator[Contestant]:
     if "sentence-transformers" in options.contestants:
         yield baseline.SentenceTransformersContestant(options.checkpoint, threads, options.device)
     if "torch" in options.contestants:
         yield torch_engine.open_contestant(options.checkpoint, threads, options.device)
-    if "onnxruntime" in options.contestants and options.bundle:
-        for layout in options.layouts or read_bundle(options.bundle).layouts:
-            yield onnxruntime_engine.open_contestant(options.bundle, threads, options.device, layout)
+    if options.bundle:
+        yield from _on_engines(options, options.bundle, threads, missing)
+    for name in options.contestants:
+        if name in PEERS:
+            quantised = name.endswith("qint8")
+            yield peer.open_contestant(
+                options.checkpoint, threads, quantised=quantised, environments=options.environments
+            )
     if "triton" in options.contestants and options.servers:
         from bench.contestants.triton import TritonContestant
 
@@ -153,6 +176,21 @@ def _opened(options: RunOptions, threads: int) -> Iterator[Contestant]:
             yield TritonContestant(
                 server.url, server.model, source, server.clients, server.texts_per_request, one_of_many=several
             )
+
+
+def _on_engines(
+    options: RunOptions, bundle: Path, threads: int, missing: list[tuple[str, str]]
+) -> Iterator[Contestant]:
+    engines = [name for name in bundle_engine.ENGINES if name in options.contestants]
+    layouts = options.layouts or read_bundle(bundle).layouts
+    for engine, precision, layout in product(engines, options.precisions, layouts):
+        flavour = precision.partition("-")[2]
+        if flavour and flavour not in FLAVOURS[engine]:
+            continue
+        try:
+            yield bundle_engine.open_contestant(bundle, threads, options.device, layout, precision, engine)
+        except PrecisionError as error:
+            missing.append((f"sentport {engine} {precision} {layout}", str(error)))
 
 
 def make_cases(options: RunOptions, contestants: Sequence[Contestant], workloads: Sequence[Workload]) -> list[Case]:
@@ -177,7 +215,8 @@ def _works(contestant: Contestant, options: RunOptions) -> Iterator[Work]:
     for policy in contestant.policies:
         if policy not in asked:
             continue
-        yield Work(policy)
+        sizes = contestant.own_rows if policy is None else (ROWS_PER_BATCH,)
+        yield from (Work(policy, rows_per_batch=rows) for rows in sizes)
         if options.apart and contestant.tokenises_apart and policy in _APART:
             yield Work(policy, tokenised=True)
 
@@ -197,13 +236,24 @@ def _workloads(options: RunOptions, contestants: Sequence[Contestant], say: Say)
         else:
             corpora.append(_drawn(flat, options))
     judge = contestants[0]
+    reference = _reference(judge)
+    return [make_workload(corpus, count_tokens(corpus.texts), max_tokens, reference, judge.name) for corpus in corpora]
+
+
+def _reference(judge: Contestant) -> Callable[[Sequence[str]], Vectors]:
     work = Work(judge.policies[0] if judge.name == baseline.NAME else BatchPolicy.TOKEN_BUDGET)
 
     def reference(texts: Sequence[str]) -> Vectors:
         judge.prepare(texts, work)
         return judge.run(work)
 
-    return [make_workload(corpus, count_tokens(corpus.texts), max_tokens, reference, judge.name) for corpus in corpora]
+    return reference
+
+
+def _questions(options: RunOptions, judge: Contestant) -> Questions | None:
+    if options.pairs is None:
+        return None
+    return make_questions("STS-B test", options.pairs, _reference(judge), options.settings.seed)
 
 
 def _drawn(corpus: Corpus, options: RunOptions) -> Corpus:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from bench.fields import FALLEN, OBSERVATION, QUALITY
 from bench.records import BENCHMARK, GPU_BENCHMARK, Record
-from sentport.scheduler import BatchPolicy
 
 MEASURED = "measured"
 
 _COMMON = ("contestant", "policy", "batch", "tokenisation_inside", "baseline")
 _DETAILS = ("precision", "layout", "device", "sessions", "threads", "transport")
-_PACKED = " packed"  # what tells a contestant's name from that of the same engine with layout padded
+PACKED = " packed"  # what tells a contestant's name from that of the same engine with layout padded
 # What makes two records observations of the same row.
 _IDENTITY = (*_COMMON, *_DETAILS)
 
@@ -41,7 +41,11 @@ class Row:
         fastest: Largest.
         ratio: ``rate`` over the baseline's of the same run and corpus; None without a baseline.
         waste: Percent of the computed tokens that were padding; None where that cannot be seen.
-        worst_cosine: Of all timed answers.
+        worst_cosine: Of all answers that were kept, timed or not.
+        wrong: Whether that is under the gate of its precision, as it may be with a peer.
+        peer: Whether it is somebody else's.
+        spearman: With the human scores of sentence pairs, x 100; None where it was not asked for.
+        alone_cosine: The worst of a text's vector alone with its vector in company; likewise.
         repeats: Timed calls.
         repeats_planned: As many as the settings ask for.
         baseline: Whether the others' ratios refer to it.
@@ -65,6 +69,10 @@ class Row:
     ratio: float | None = None
     waste: float | None = None
     worst_cosine: float | None = None
+    wrong: bool = False
+    peer: bool = False
+    spearman: float | None = None
+    alone_cosine: float | None = None
     repeats: int = 0
     repeats_planned: int = 0
     baseline: bool = False
@@ -89,15 +97,6 @@ class Section:
     conditions: dict[str, str]
     kind: str
     remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A headline figure: what a reader should take away, with what it was computed from."""
-
-    label: str
-    value: str
-    note: str
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
@@ -151,20 +150,23 @@ def _section(records: list[Record]) -> Section:
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record.get(name) for name in _IDENTITY), []).append(record)
-    full = max(records, key=len)  # rows that could not be run know less than the others
+    full = max(records, key=len)
     title = f"{full['corpus']}, {full.get('model', 'model unknown')}, {full.get('device_name', full['cpu'])}"
     rows = _with_ratios([_row(group) for group in groups.values()])
-    return Section(title, full["corpus"], tuple(rows), _conditions(full), BENCHMARK)
+    return Section(title, full["corpus"], tuple(rows), _conditions(records), BENCHMARK)
 
 
 def _row(records: list[Record]) -> Row:
     first = records[0]
     fields: dict[str, Any] = {name: first[name] for name in (*_COMMON, *_DETAILS) if name in first}
-    fallen = [record for record in records if record["kind"] != "observation"]
+    fallen = [record for record in records if record["kind"] in FALLEN]
     if fallen:  # figures taken before a row fell out are not to be trusted either
         return Row(**fields, status=fallen[-1]["kind"], reason=fallen[-1]["reason"])
-    rates = [record["texts"] / record["seconds"] for record in records]
+    timed = [record for record in records if record["kind"] == OBSERVATION]
+    quality = next((record for record in records if record["kind"] == QUALITY), {})
+    rates = [record["texts"] / record["seconds"] for record in timed]
     computed = first["computed_tokens"]
+    worst = min(record["worst_cosine"] for record in records)
     return Row(
         **fields,
         status=MEASURED,
@@ -172,8 +174,12 @@ def _row(records: list[Record]) -> Row:
         slowest=min(rates),
         fastest=max(rates),
         waste=100.0 * (1.0 - first["tokens"] / computed) if computed else None,
-        worst_cosine=min(record["worst_cosine"] for record in records),
-        repeats=len(records),
+        worst_cosine=worst,
+        wrong=worst < first.get("cosine_gate", -1.0),
+        peer=first.get("peer", False),
+        spearman=quality.get("spearman"),
+        alone_cosine=quality.get("alone_cosine"),
+        repeats=len(timed),
         repeats_planned=first["repeats"],
     )
 
@@ -185,7 +191,8 @@ def _with_ratios(rows: list[Row]) -> list[Row]:
     return [replace(row, ratio=row.rate / base) if row.rate else row for row in rows]
 
 
-def _conditions(record: Record) -> dict[str, str]:
+def _conditions(records: list[Record]) -> dict[str, str]:
+    record = max(records, key=len)  # rows that could not be run know less than the others
     lines = {
         "machine": f"{record['cpu']}, {record['cpu_cores']} cores; {', '.join(record['gpus']) or 'no GPU'}",
         "corpus": _corpus_line(record),
@@ -193,7 +200,20 @@ def _conditions(record: Record) -> dict[str, str]:
     if "order" in record:
         lines["method"] = f"{record['warmup']} warm-up, {record['repeats']} timed calls a row, {record['order']}"
         lines["cosine to"] = record["reference"]
+    lines |= _peers(records)
     return {**lines, **_versions_and_date(record), "run": record["run"]}
+
+
+def _peers(records: list[Record]) -> dict[str, str]:
+    """What is installed where peers run, and what the quality figures are taken from."""
+    lines = {f"{record['contestant']}": record["peer_versions"] for record in records if record.get("peer_versions")}
+    asked = next((record for record in records if record["kind"] == QUALITY), None)
+    if asked:
+        lines["quality"] = (
+            f"Spearman x 100 with the scores of {asked['sts']}; the worst cosine of {asked['alone_texts']} of its "
+            "texts encoded alone with the same texts encoded all in one call"
+        )
+    return lines
 
 
 def _corpus_line(record: Record) -> str:
@@ -253,79 +273,3 @@ def _gpu_row(record: Record) -> Row:
         repeats=record["repeats"],
         repeats_planned=record["repeats"],
     )
-
-
-def findings(parts: Sequence[Section]) -> list[Finding]:
-    """The headline figures of a report; each needs its rows and is left out where they are missing."""
-    found = [finding(part) for part in parts if part.kind == BENCHMARK for finding in (_sorting, _packing)]
-    main = next((part for part in parts if part.kind == BENCHMARK), None)
-    if main is not None:
-        found = [_best(main), *found, _through_server(main)]
-    measured = [row for part in parts for row in part.rows if row.worst_cosine is not None]
-    if measured:
-        worst = min(row.worst_cosine for row in measured if row.worst_cosine is not None)
-        found.append(
-            Finding("worst cosine to the source", f"{worst:.7f}", f"over all timed answers of {len(measured)} rows")
-        )
-    remarks = [remark for part in parts for remark in part.remarks]
-    if remarks:
-        found.insert(0, Finding("this report", "incomplete", f"{len(remarks)} remarks under the tables say what lacks"))
-    return [finding for finding in found if finding is not None]
-
-
-def _in_process(part: Section) -> list[Row]:
-    return [row for row in part.rows if row.rate and row.tokenisation_inside and row.transport == "in process"]
-
-
-def _best(part: Section) -> Finding | None:
-    rows = [row for row in _in_process(part) if row.ratio and not row.baseline]
-    if not rows:
-        return None
-    best = max(rows, key=lambda row: row.rate or 0.0)
-    return Finding(
-        "fastest over the baseline", f"{best.ratio:.2f}×", f"{best.contestant}, {best.policy}, on {part.corpus}"
-    )
-
-
-def _sorting(part: Section) -> Finding | None:
-    """Smart batching over arrival order for one engine and one batch size: the fastest engine that has both.
-
-    Of those that pad, since it is padding that sorting saves.
-    """
-    rates = {(row.contestant, row.policy, row.batch): row.rate for row in _in_process(part) if row.layout != "packed"}
-    pairs = [
-        (name, batch, rate, rates[name, BatchPolicy.ARRIVAL.value, batch])
-        for (name, policy, batch), rate in rates.items()
-        if policy == BatchPolicy.SMART.value and (name, BatchPolicy.ARRIVAL.value, batch) in rates
-    ]
-    if not pairs:
-        return None
-    name, batch, smart, arrival = max(pairs, key=lambda pair: pair[2] or 0.0)
-    if not smart or not arrival:
-        return None
-    return Finding("smart over arrival order", f"{smart / arrival:.2f}×", f"{name}, {batch} a batch, on {part.corpus}")
-
-
-def _packing(part: Section) -> Finding | None:
-    """A packed graph over the padded one, same engine and batches: in arrival order first, where most padding is."""
-    rates = {(row.contestant, row.policy): row.rate for row in _in_process(part) if row.rate}
-    ratios = [
-        (policy, rate / padded)
-        for (name, policy), rate in rates.items()
-        if name.endswith(_PACKED) and (padded := rates.get((name.removesuffix(_PACKED), policy)))
-    ]
-    if not ratios:
-        return None
-    (first, ratio), *others = sorted(ratios, key=lambda pair: pair[0] != BatchPolicy.ARRIVAL.value)
-    note = ", ".join([*(f"{policy} {other:.2f}×" for policy, other in others), f"on {part.corpus}"])
-    return Finding(f"packed over padded, {first}", f"{ratio:.2f}×", note)
-
-
-def _through_server(part: Section) -> Finding | None:
-    local = max((row.rate for row in _in_process(part) if row.rate and "onnxruntime" in row.contestant), default=None)
-    served = [row for row in part.rows if row.rate and row.transport not in ("", "in process")]
-    if local is None or not served:
-        return None
-    best = max(served, key=lambda row: row.rate or 0.0)
-    share = 100 * (best.rate or 0.0) / local
-    return Finding("through Triton", f"{share:.0f} %", f"of the fastest in-process row: {best.transport}")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from bench.metrics import MEASURED, Finding, Row, Section
+from bench.findings import Finding
+from bench.metrics import MEASURED, Row, Section
 
-Cells = Callable[[Row], list[str]]
 Columns = Sequence[tuple[str, bool]]
+Table = Callable[[Section], tuple[Columns, list[list[str]]]]
 
 _STYLE = Path(__file__).with_name("page.css")
 _HUES = 6  # colours that page.css has for contestants
@@ -21,8 +22,7 @@ def render_page(
     title: str,
     parts: Sequence[Section],
     found: Sequence[Finding],
-    cells: Cells,
-    columns: Columns,
+    table: Table,
     how_to_read: Sequence[str],
 ) -> str:
     """The whole page.
@@ -31,13 +31,12 @@ def render_page(
         title: Its heading.
         parts: What to show, a chart and a table each.
         found: Headline figures.
-        cells: A row as text, one cell a column.
-        columns: Headings, and whether numbers stand under them.
+        table: A section's headings, whether numbers stand under them, and each row as text.
         how_to_read: Paragraphs that say what the figures hold.
     """
     names = list(dict.fromkeys(row.contestant for part in parts for row in part.rows))
     hues = {name: place % _HUES for place, name in enumerate(names)}
-    blocks = [_section(part, hues, cells, columns) for part in parts]
+    blocks = [_section(part, hues, table) for part in parts]
     reading = "".join(f"<li>{escape(line)}</li>" for line in how_to_read)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -57,10 +56,10 @@ def _tiles(found: Sequence[Finding]) -> str:
     return f'<ul class="tiles">{"".join(tiles)}</ul>'
 
 
-def _section(part: Section, hues: dict[str, int], cells: Cells, columns: Columns) -> str:
+def _section(part: Section, hues: dict[str, int], table: Table) -> str:
     return (
         f"<section>\n<h2>{escape(part.title)}</h2>\n{_chart(part.rows, hues)}\n"
-        f"{_table(part, cells, columns)}\n{_fallen(part)}{_conditions(part)}\n</section>"
+        f"{_table(part, table)}\n{_fallen(part)}{_conditions(part)}\n</section>"
     )
 
 
@@ -98,18 +97,17 @@ def _bar(row: Row, full: float, base: float | None, hue: int) -> str:
     )
 
 
-def _table(part: Section, cells: Cells, columns: Columns) -> str:
+def _table(part: Section, table: Table) -> str:
     def kind(number: bool) -> str:
         return ' class="number"' if number else ""
 
+    columns, rows = table(part)
     head = "".join(f'<th scope="col"{kind(number)}>{escape(name)}</th>' for name, number in columns)
     body = "\n".join(
         f"<tr{' class=baseline' if row.baseline else ''}>"
-        + "".join(
-            f"<td{kind(number)}>{escape(text)}</td>" for text, (_, number) in zip(cells(row), columns, strict=True)
-        )
+        + "".join(f"<td{kind(number)}>{escape(text)}</td>" for text, (_, number) in zip(cells, columns, strict=True))
         + "</tr>"
-        for row in part.rows
+        for row, cells in zip(part.rows, rows, strict=True)
     )
     label = escape(f"figures of {part.title}")
     return (

@@ -30,6 +30,7 @@ _PACKAGES = (
     "sentence-transformers",
     "onnxruntime",
     "onnxruntime-gpu",
+    "openvino",
     "tritonclient",
 )
 
@@ -52,7 +53,7 @@ class Writer:
             raise SentportError(f"{self.path} exists; raw records are never replaced, so name another folder") from None
 
     def write(self, kind: str, record: Record) -> None:
-        """Append one record: ``observation``, ``rejected`` or ``not run``."""
+        """Append one record: ``observation``, ``quality``, ``rejected`` or ``not run``."""
         self._file.write(json.dumps({"kind": kind, **record, **self._shared}, allow_nan=False) + "\n")
         self._file.flush()
 

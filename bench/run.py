@@ -26,6 +26,7 @@ from bench.judge import (
     refuse_work_in_prepare,
     timed,
 )
+from bench.quality import Questions, ask
 from bench.records import Record, Writer, contestant_conditions
 from sentport.errors import EngineError, SentportError
 from sentport.progress import Progress
@@ -102,6 +103,7 @@ class Session:
         settings: How often and in which order.
         say: Takes lines about rows that fall out.
         progress: Show a bar on stderr when that is a terminal.
+        questions: What is asked about quality once of every contestant, or None.
     """
 
     writer: Writer
@@ -109,6 +111,7 @@ class Session:
     settings: Settings
     say: Say
     progress: bool = True
+    questions: Questions | None = None
     _passed: dict[tuple[str, Work], float] = field(default_factory=dict)
     _planned: Counter[str] = field(default_factory=Counter)
     _times: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # by place: (prepare_s, seconds)
@@ -138,6 +141,10 @@ class Session:
         # The fastest on the whole corpus first: it stands for its contestant, and is the cheapest to run once more.
         for case in self._with_progress("last checks", sorted(admitted, key=self._size_and_speed)):
             self._attempt(case, self._judge_times)
+        if self.questions:
+            first = {case.contestant.name: case for case in reversed(admitted)}
+            for case in self._with_progress("quality", list(first.values())):
+                self._attempt(case, partial(self._ask, self.questions))
 
     def not_run(self, record: Record, reason: str) -> None:
         """Write a row that could not be run."""
@@ -198,11 +205,14 @@ class Session:
         if self._memory[name]:
             raise Rejected(self._memory[name])
 
+    def _ask(self, questions: Questions, case: Case) -> None:
+        self.writer.write("quality", {**self._describe(case), **ask(case.contestant, case.work, questions)})
+
     def _size_and_speed(self, case: Case) -> tuple[int, float]:
         return -len(case.workload.corpus.texts), median_low(seconds for _, seconds in self._times[case.place])
 
     def _judge(self, case: Case, vectors: Vectors) -> float:
-        return compare(vectors, case.workload.whole, case.contestant.conditions().precision)
+        return compare(vectors, case.workload.whole, case.contestant.conditions())
 
     def _describe(self, case: Case) -> Record:
         work, workload = case.work, case.workload

@@ -28,7 +28,7 @@ class Work:
     Attributes:
         policy: How rows are grouped into batches, or None for whatever the contestant does by itself.
         tokenised: Whether texts are tokenised before the clock starts.
-        rows_per_batch: Rows of a batch for ``arrival`` and ``smart``.
+        rows_per_batch: Rows of a batch for ``arrival`` and ``smart``, and for contestants that ask for it themselves.
         token_budget: Computed tokens of a batch for ``token-budget``.
     """
 
@@ -55,8 +55,11 @@ class Conditions:
         device: Device of the nodes that really ran.
         sessions: Engine calls in flight at once.
         threads: Compute threads of each.
-        own_policy: How it groups rows when left to itself, in a few words; empty where it has no way of its own.
+        own_policy: How it groups rows when left to itself, in a few words, ``{rows}`` for the rows of a batch; empty
+            where it has no way of its own.
         transport: How texts reach it; ``in process`` or a protocol with clients and texts a request.
+        peer: Whether it is somebody else's, which promised no cosine: it is timed, and shown as wrong.
+        peer_versions: What is installed where it runs, if that is a Python of its own.
     """
 
     engine: str
@@ -68,6 +71,8 @@ class Conditions:
     threads: int
     own_policy: str = ""
     transport: str = "in process"
+    peer: bool = False
+    peer_versions: str = ""
 
 
 class Contestant(Protocol):
@@ -76,11 +81,13 @@ class Contestant(Protocol):
     Attributes:
         name: Unique within a run.
         policies: The batch policies it can be asked for; None is its own way.
+        own_rows: Rows of a batch that its own way is measured with, a row of the table each.
         tokenises_apart: Whether it can take its tokenisation out of the timed call.
     """
 
     name: str
     policies: tuple[BatchPolicy | None, ...]
+    own_rows: tuple[int, ...]
     tokenises_apart: bool
 
     def conditions(self) -> Conditions:
@@ -107,7 +114,7 @@ class Contestant(Protocol):
 def batch_size(work: Work, conditions: Conditions) -> str:
     """What bounds a batch, with its unit, as recorded."""
     if work.policy is None:
-        return conditions.own_policy
+        return conditions.own_policy.replace("{rows}", str(work.rows_per_batch))
     if work.policy is BatchPolicy.ONE_BY_ONE:
         return "1 row"
     if work.policy is BatchPolicy.TOKEN_BUDGET:

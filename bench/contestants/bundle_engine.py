@@ -1,4 +1,4 @@
-"""Contestant ``onnxruntime``: our ONNX Runtime engine on a bundle."""
+"""Contestants ``onnxruntime`` and ``openvino``: a graph of a bundle on one of our engines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,36 @@ from pathlib import Path
 
 from bench.contestants.engine import EngineContestant, Parts
 from sentport.bundle import read_bundle
+from sentport.engines import FLAVOURS
+from sentport.engines.opening import open_graph
 from sentport.tokenizer import Tokenizer
 
 NAME = "sentport onnxruntime"
+ENGINES = tuple(FLAVOURS)
 _PACKED_NAMES = {None: "", "rewritten": " packed", "unpacked": " packed: unpacked"}
 
 
-def open_contestant(path: Path, threads: int, device: str, layout: str, precision: str = "auto") -> EngineContestant:
+def open_contestant(
+    path: Path, threads: int, device: str, layout: str, precision: str = "auto", engine: str = "onnxruntime"
+) -> EngineContestant:
     """Open a bundle.
 
+    Args:
+        path: The bundle.
+        threads: Compute threads in all.
+        device: ``cpu`` or ``cuda``.
+        layout: ``padded``, ``packed``, or ``auto`` for the faster one.
+        precision: ``auto``, a precision, or a precision with a flavour, as ``int8-portable``.
+        engine: Of ``ENGINES``.
+
     Raises:
+        PrecisionError: When the engine does not run the precision here.
         SentportError: When the bundle, the layout, the precision or the device cannot be had.
     """
-    from sentport.engines.onnxruntime import OnnxRuntimeEngine
-
     bundle = read_bundle(path)
-    graph = bundle.select(layout, precision)
+    asked, _, flavour = precision.partition("-")
+    graph = bundle.select(layout, asked, device, (flavour,) if flavour else FLAVOURS[engine])
     tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens, threads)
-    precision = "" if graph.precision == "fp32" else f" {graph.precision}"
-    name = NAME + precision + _PACKED_NAMES[graph.packed]
-    return EngineContestant(name, Parts(OnnxRuntimeEngine(bundle, graph, threads, device), tokenizer, bundle.spec))
+    form = f" {graph.precision} {flavour}" if flavour else "" if graph.precision == "fp32" else f" {graph.precision}"
+    name = f"sentport {engine}{form}{_PACKED_NAMES[graph.packed]}"
+    return EngineContestant(name, Parts(open_graph(bundle, graph, engine, threads, device), tokenizer, bundle.spec))

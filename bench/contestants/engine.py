@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.contestants import Conditions, Vectors, Work
+from bench.contestants import ROWS_PER_BATCH, Conditions, Vectors, Work
 from sentport.bundle import ModelSpec
 from sentport.engines import Engine
 from sentport.errors import SentportError
@@ -32,6 +32,7 @@ class EngineContestant:
     """
 
     policies: tuple[BatchPolicy | None, ...] = tuple(BatchPolicy)
+    own_rows: tuple[int, ...] = (ROWS_PER_BATCH,)
     tokenises_apart = True
 
     def __init__(self, name: str, parts: Parts) -> None:

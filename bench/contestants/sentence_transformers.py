@@ -29,6 +29,7 @@ class SentenceTransformersContestant:
 
     name = NAME
     policies: tuple[BatchPolicy | None, ...] = (None, BatchPolicy.ARRIVAL)
+    own_rows: tuple[int, ...] = (ROWS_PER_BATCH,)
     # Its tokenisation pads, so taking it out would take the padding out as well: no other contestant gets that.
     tokenises_apart = False
 
@@ -62,7 +63,7 @@ class SentenceTransformersContestant:
             device=weights.device.type,
             sessions=1,
             threads=self._torch_threads(),
-            own_policy=f"sorted by characters, {ROWS_PER_BATCH} rows",
+            own_policy="sorted by characters, {rows} rows",
         )
 
     def prepare(self, texts: Sequence[str], work: Work) -> None:
@@ -73,7 +74,7 @@ class SentenceTransformersContestant:
         """Vectors ``[N, dim]``; ``encode`` sorts what it is given, so arrival order is one call a batch."""
         self._computed = 0
         if work.policy is None:
-            return self._encode(self._texts, ROWS_PER_BATCH)
+            return self._encode(self._texts, work.rows_per_batch)
         size = work.rows_per_batch
         starts = range(0, len(self._texts), size)
         return np.concatenate([self._encode(self._texts[start : start + size], size) for start in starts])

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from bench.contestants import Conditions, Vectors, Work
+from bench.contestants import ROWS_PER_BATCH, Conditions, Vectors, Work
 from sentport.errors import SentportError
 from sentport.scheduler import BatchPolicy
 from triton_repo.client import Client
@@ -31,6 +31,7 @@ class TritonContestant:
     """
 
     policies: tuple[BatchPolicy | None, ...] = (None,)
+    own_rows: tuple[int, ...] = (ROWS_PER_BATCH,)
     tokenises_apart = False
 
     def __init__(

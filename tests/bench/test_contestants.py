@@ -311,7 +311,7 @@ def test_servers_are_told_apart_by_their_address(monkeypatch: pytest.MonkeyPatch
         (["a:1", "b:1"], [f"Triton at {url}, 16 texts a request" for url in ("a:1", "b:1")]),
     ):
         servers = tuple(ServerTarget(url, "m", clients=1) for url in urls)
-        opened = list(_opened(RunOptions(Path("ckpt"), None, corpus, ("triton",), servers=servers), 1))
+        opened = list(_opened(RunOptions(Path("ckpt"), None, corpus, ("triton",), servers=servers), 1, []))
         assert [contestant.name for contestant in opened] == names
         for contestant in opened:
             contestant.close()

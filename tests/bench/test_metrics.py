@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.metrics import findings, sections
+from bench.findings import findings
+from bench.metrics import sections
 from bench.records import Record, read_records
 from bench.report import COLUMNS, cells, render_markdown, render_table, write_report
 from sentport.errors import SentportError
@@ -137,6 +138,34 @@ def test_packed_rows_are_set_beside_the_padded_ones_of_their_engine() -> None:
     alone = observation("other packed", "arrival", 0.1, 6, layout="packed", repeats=1)
     found = {finding.label: (finding.value, finding.note) for finding in findings(sections([*records, alone]))}
     assert found["packed over padded, arrival"] == ("2.00×", "token-budget 0.80×, smart 1.00×, on STS-B")
+
+
+def test_lower_precisions_and_peers_are_set_beside_ours(tmp_path: Path) -> None:
+    theirs = {"transport": "in a process of its own", "peer": True, "peer_versions": "lib 5", "cosine_gate": 0.95}
+    asked = {"sts": "STS-B test", "spearman": 81.5, "mean_cosine": 0.99, "alone_cosine": 0.97, "alone_texts": 64}
+    records = [
+        observation("base", "own", 2.0, 0, repeats=1),
+        observation("ours", "token-budget", 1.0, 1, repeats=1),
+        observation("ours int8", "token-budget", 0.4, 2, repeats=1, precision="int8", worst_cosine=0.98),
+        observation("peer int8", "own", 1.0, 3, repeats=1, precision="int8", worst_cosine=0.96, **theirs),
+    ]
+    records.append({**records[3], "kind": "quality", "worst_cosine": 0.94, **asked})
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (part,) = sections(read_records([raw]))
+    peer = part.rows[3]
+    assert (peer.rate, peer.repeats, peer.worst_cosine, peer.wrong) == (100.0, 1, 0.94, True)
+    assert (peer.spearman, peer.alone_cosine, part.rows[1].spearman) == (81.5, 0.97, None)
+    assert part.conditions["peer int8"] == "lib 5"
+    assert "0.9400000, wrong" in render_table(part)
+    found = {finding.label: finding.value for finding in findings([part])}
+    assert (found["int8 over fp32"], found["int8 over the peers'"]) == ("2.50×", "2.50×")
+    assert found["worst cosine to the source"] == "0.9999999"
+    assert "through Triton" not in found
+
+    raw.write_text(json.dumps({**records[4], "spearman": 300}) + "\n")
+    with pytest.raises(SentportError, match="'spearman' is '300', expected a number from -100 to 100"):
+        read_records([raw])
 
 
 def test_what_a_run_cut_short_lacks_is_said(tmp_path: Path) -> None:

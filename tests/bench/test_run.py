@@ -14,9 +14,11 @@ from bench.contestants import Conditions, Vectors, Work
 from bench.corpus import Corpus
 from bench.judge import Rejected, examine, make_trials
 from bench.metrics import sections
+from bench.quality import make_questions
 from bench.records import Record, Writer, read_records, run_conditions
 from bench.run import Case, Session, Settings, Workload, make_workload
 from sentport.errors import EngineError, SentportError
+from sentport.evaluation.sts import StsPairs
 from sentport.scheduler import BatchPolicy
 
 DIM = 16
@@ -44,6 +46,7 @@ def embed_all(texts: Sequence[str]) -> Vectors:
 class Honest:
     name = "honest"
     policies: tuple[BatchPolicy | None, ...] = tuple(BatchPolicy)
+    own_rows: tuple[int, ...] = ()
     tokenises_apart = True
     device = "cpu"
 
@@ -233,6 +236,25 @@ def test_int8_is_held_to_its_own_gate(workload: Workload) -> None:
             return np.round(vectors * 12).astype(np.float32) / 12
 
     assert 0.95 < examine(Coarse(), SMART, workload.trials) < 0.99999
+
+
+def test_quality_is_asked_once_of_every_contestant(tmp_path: Path, workload: Workload) -> None:
+    texts = workload.corpus.texts
+    pairs = StsPairs(texts[:9], texts[9:18], np.arange(9.0))
+    shared = run_conditions()
+    with Writer(tmp_path, shared) as writer:
+        session, _ = session_of(writer, shared)
+        session.questions = make_questions("made", pairs, embed_all, 1)
+        session.run([Case(Honest(), Work(policy), workload, "cpu", place) for place, policy in enumerate(BatchPolicy)])
+    (asked,) = [record for record in read_records([writer.path]) if record["kind"] == "quality"]
+    assert (asked["policy"], asked["sts"], asked["alone_texts"]) == ("one-by-one", "made", 18)
+    assert asked["worst_cosine"] == pytest.approx(1.0)
+    assert [row.spearman for row in sections(read_records([writer.path]))[0].rows] == [
+        asked["spearman"],
+        None,
+        None,
+        None,
+    ]
 
 
 def test_the_rejected_are_recorded_and_never_timed(tmp_path: Path, workload: Workload) -> None:
