@@ -13,10 +13,16 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
+if BESIDE_OTHERS:  # the workers share the cores; said before torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build"
@@ -26,6 +32,40 @@ WORDS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "sat", "ran", "on", "in", "mat", "park"),
     *("red", "blue", "##s", "##ing", ".", ",", "!", "é", "日", "本"),
 ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file stays in one worker, and so do both files with real servers: each server sweeps up after dead ones."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "servers" if file.endswith(("/test_server.py", "/test_served_model.py")) else file
+
+    return Files(config, log)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone among processes, as long as the block runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def made_once(factory: pytest.TempPathFactory, folder: str, make: Callable[[Path], Path]) -> Path:
+    """What the workers of one run share: the first to ask makes it in a folder, and nobody sees it half made."""
+    base = factory.getbasetemp()
+    final = (base.parent if BESIDE_OTHERS else base) / folder
+    with locked(final):
+        if not final.exists():
+            made = make(factory.mktemp(folder))
+            (made.parent / "name").write_text(made.name)
+            made.parent.rename(final)
+        return final / (final / "name").read_text()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,23 +120,26 @@ def minilm_bundle(minilm_checkpoint: Path) -> Path:
     from sentport.bundle import is_bundle
 
     target = BUILD / "tests" / f"minilm-{code_hash('sentport', 'export')}.bundle"
-    if not is_bundle(target):
-        for old in target.parent.glob("minilm-*.bundle"):
-            shutil.rmtree(old)
-        run_cli("export", str(minilm_checkpoint), "--out", str(target), check=True)
+    with locked(target.with_name("minilm")):
+        if not is_bundle(target):
+            for old in target.parent.glob("minilm-*.bundle"):
+                shutil.rmtree(old)
+            run_cli("export", str(minilm_checkpoint), "--out", str(target), check=True)
     return target
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two BERT layers, mean pooling, Dense to another width, Dense of the same width, Normalize; two prompts."""
-    return build_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny", dense=True, prompts=True)
+    return made_once(
+        tmp_path_factory, "tiny", lambda folder: build_checkpoint(folder / "tiny", dense=True, prompts=True)
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint exported in both flavours."""
-    return export_tiny(tiny_checkpoint, tmp_path_factory.mktemp("bundle") / "tiny.bundle")
+    return made_once(tmp_path_factory, "bundle", lambda folder: export_tiny(tiny_checkpoint, folder / "tiny.bundle"))
 
 
 def export_tiny(
@@ -105,6 +148,7 @@ def export_tiny(
     flavours: tuple[str, ...] | None = ("portable", "ort"),
     *,
     layouts: tuple[str, ...] = ("padded",),
+    precisions: tuple[str, ...] = ("fp32",),
     pooling: str | None = None,
     dim: int | None = None,
     force: bool = False,
@@ -131,7 +175,13 @@ def export_tiny(
         patch("torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib", staticmethod(operators)),
     ):
         options = exporter.ExportOptions(
-            layouts, flavours, pooling=pooling, dim=dim, force=force, trust_remote_code=trust_remote_code
+            layouts,
+            flavours,
+            precisions,
+            pooling=pooling,
+            dim=dim,
+            force=force,
+            trust_remote_code=trust_remote_code,
         )
         exporter.export_bundle(checkpoint, out, options, say)
     torch.set_num_threads(threads)
@@ -244,12 +294,15 @@ def code_hash(*packages: str) -> str:
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy so that the checkout stays clean."""
-    copy = tmp_path_factory.mktemp("source") / "sentport"
-    ignore = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "*.egg-info", ".*_cache", "dist")
-    shutil.copytree(ROOT, copy, ignore=ignore)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", str(copy / "dist"), str(copy)], check=True)
-    return next((copy / "dist").glob("*.whl"))
+
+    def build(folder: Path) -> Path:
+        ignore = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "*.egg-info", ".*_cache", "dist")
+        copy = shutil.copytree(ROOT, folder / "sentport", ignore=ignore)
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+        subprocess.run([*command, "--wheel-dir", str(folder), str(copy)], check=True)
+        return next(folder.glob("*.whl"))
+
+    return made_once(tmp_path_factory, "wheel", build)
 
 
 def environment(name: str, *packages: str) -> Path:
@@ -258,11 +311,12 @@ def environment(name: str, *packages: str) -> Path:
     python = folder / "bin" / "python"
     wanted = json.dumps(packages)
     stamp = folder / "packages.json"
-    if not (stamp.is_file() and stamp.read_text() == wanted):
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder)
-        subprocess.run([*pip_for(python), "install", *packages], check=True)
-        stamp.write_text(wanted)
+    with locked(folder):
+        if not (stamp.is_file() and stamp.read_text() == wanted):
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder)
+            subprocess.run([*pip_for(python), "install", *packages], check=True)
+            stamp.write_text(wanted)
     return python
 
 

@@ -9,9 +9,12 @@ import pytest
 from conftest import data_folder, run_cli
 
 from sentport import Encoder
+from sentport.batch import TokenBatch
 from sentport.bundle import read_bundle
+from sentport.engines.opening import open_graph
 from sentport.evaluation.metrics import cosine_pairs, spearman
 from sentport.evaluation.sts import read_sts
+from sentport.tokenizer import Tokenizer
 
 
 def test_both_flavours_passed_the_gate(minilm_bundle: Path) -> None:
@@ -57,3 +60,41 @@ def test_meaning_survives_the_command_line(minilm_bundle: Path, tmp_path: Path) 
 def test_verify_against_the_source(minilm_bundle: Path, minilm_checkpoint: Path) -> None:
     done = run_cli("verify", str(minilm_bundle), "--source", str(minilm_checkpoint), check=True)
     assert done.stdout.count(b"passed") == 2
+
+
+@pytest.fixture(scope="module")
+def low_bundle(minilm_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every precision below fp32, both layouts and flavours; about two minutes."""
+    out = tmp_path_factory.mktemp("low") / "low.bundle"
+    options = ("--layout", "padded,packed", "--precision", "fp16,bf16,int8")
+    run_cli("export", str(minilm_checkpoint), "--out", str(out), *options, check=True)
+    return out
+
+
+@pytest.mark.full
+def test_every_lower_precision_passes_its_gate(low_bundle: Path) -> None:
+    graphs = read_bundle(low_bundle).graphs
+    assert len(graphs) == 12
+    for graph in graphs:
+        assert graph.parity["cosine"] >= {"fp16": 0.9999, "bf16": 0.9995, "int8": 0.95}[graph.precision]
+    assert run_cli("verify", str(low_bundle), check=True).stdout.count(b"passed") == 12
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flavour", ["portable", "ort"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_int8_keeps_its_rank_and_needs_no_company(low_bundle: Path, layout: str, flavour: str) -> None:
+    bundle = read_bundle(low_bundle)
+    wanted = (layout, "int8", flavour)
+    graph = next(graph for graph in bundle.graphs if (graph.layout, graph.precision, graph.flavour) == wanted)
+    pairs = read_sts(data_folder() / "sts_raw" / "STSBenchmark" / "test.tsv")
+    texts = [*pairs.sentences1, *pairs.sentences2]
+    tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
+    rows = tokenizer.encode(texts).rows
+    for threads in (1, 2):
+        engine = open_graph(bundle, graph, threads=threads, device="cpu")
+        found = np.concatenate([engine.run(TokenBatch.from_rows(rows[n : n + 32])) for n in range(0, len(rows), 32)])
+        half = len(texts) // 2
+        assert 100 * spearman(cosine_pairs(found[:half], found[half:]), pairs.scores) >= 81.7
+        alone = np.concatenate([engine.run(TokenBatch.from_rows([row])) for row in rows[::20]])
+        assert cosine_pairs(alone, found[::20]).min() >= 0.99999
