@@ -19,8 +19,9 @@ export HF_HUB_OFFLINE ?= 1
 demo: $(DEMO_STAMP)
 	$(BIN)/python -m bench.demo $(DEMO)
 
+# Two workers, a file in one of them: most tests compute in one thread.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not full"
+	$(BIN)/python -m pytest -m "not full" -n 2
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest
