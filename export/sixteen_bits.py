@@ -109,8 +109,7 @@ def _lowered(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> ir.Value:
 def _cast_output(graph: ir.Graph, node: ir.Node, types: list[ir.DataType], own: ir.DataType) -> None:
     """Cast what a node gives, through some types, before anything reads it."""
     value = node.outputs[0]
-    name, users, is_output = value.name, list(value.uses()), value in graph.outputs
-    assert not is_output  # pooling and L2 stand behind every product
+    name, users = value.name, list(value.uses())
     value.name, value.type = f"{name}:raw", ir.TensorType(own)
     last = value
     for number, dtype in enumerate(types):
@@ -118,6 +117,9 @@ def _cast_output(graph: ir.Graph, node: ir.Node, types: list[ir.DataType], own: 
         last = edit.op("Cast", [last], {"to": dtype})
         last.type = ir.TensorType(dtype)
         graph.extend(edit.nodes)
-    last.name = name
+    last.name, last.shape = name, value.shape
     for user, place in users:
         user.replace_input_with(place, last)
+    for place, output in enumerate(graph.outputs):
+        if output is value:  # a chain that ends in a linear layer
+            graph.outputs[place] = last

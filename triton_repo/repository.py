@@ -75,6 +75,7 @@ def write_repository(
     form: str = "text",
     device: str = "cpu",
     layout: str = "auto",
+    precision: str = "auto",
     threads: int | None = None,
     batching: Batching | None = None,
     fixed: Fixed | None = None,
@@ -89,6 +90,7 @@ def write_repository(
         form: ``text``.
         device: ``cpu`` or ``cuda``; the model does not load where it cannot run there.
         layout: ``padded``, ``packed`` or ``auto``, as for ``sentport.Encoder``.
+        precision: ``auto`` takes fp32 where there is one, as for ``sentport.Encoder``.
         threads: Compute threads in all; None = the cores that the server may use.
         batching: How requests wait and are put together.
         fixed: Write the cacheable variant: fixed prompt, dim and truncation, one output, no request parameters.
@@ -103,7 +105,7 @@ def write_repository(
     _check_choices(form, device, threads)
     opened = read_bundle(bundle)
     opened.tokenizer_file()
-    graph = opened.select(layout, "auto", device)
+    graph = opened.select(layout, precision, device)
     opened.graph_file(graph)
     model = model_name(bundle) if name is None else name
     if not _NAME.fullmatch(model):

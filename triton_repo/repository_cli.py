@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sentport.cli.options import add_layout_argument
+from sentport.cli.options import add_layout_argument, add_precision_argument
 
 if TYPE_CHECKING:
     from triton_repo.repository import Batching
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     add_layout_argument(parser)
+    add_precision_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads in all (default: the server's cores)")
     add_batching(parser)
     parser.add_argument(
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         form=arguments.form,
         device=arguments.device,
         layout=arguments.layout,
+        precision=arguments.precision,
         threads=arguments.threads,
         batching=batching(arguments),
         fixed=fixed,

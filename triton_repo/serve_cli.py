@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from sentport.cli.options import add_layout_argument
+from sentport.cli.options import add_layout_argument, add_precision_argument
 from sentport.errors import SentportError
 from sentport.hardware import cuda_devices
 from triton_repo.repository_cli import add_batching, batching
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default %(default)s")
     parser.add_argument("--form", choices=("text",), default="text", help="default %(default)s")
     add_layout_argument(parser)
+    add_precision_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine in all (default: all cores)")
     add_batching(parser)
     parser.add_argument(
@@ -79,6 +80,7 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         form=arguments.form,
         device=arguments.device,
         layout=arguments.layout,
+        precision=arguments.precision,
         threads=arguments.threads,
         batching=batching(arguments),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from sentport.cli.options import MOST_THREADS, add_layout_argument, whole
+from sentport.cli.options import MOST_THREADS, add_layout_argument, add_precision_argument, whole
 
 if TYPE_CHECKING:
     from sentport.bulk.inputs import Inputs
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     encoding.add_argument("--dim", metavar="N", type=whole(1), help="cut vectors to this many values")
     encoding.add_argument("--engine", default="auto", help="auto, onnxruntime, openvino or torch")
     add_layout_argument(encoding)
-    encoding.add_argument("--precision", default="auto", help="auto = fp32 where there is one")
+    add_precision_argument(encoding)
     encoding.add_argument("--device", default="auto", help="auto, cpu or cuda")
     encoding.add_argument("--threads", metavar="N", type=whole(1, MOST_THREADS), help="default: the cores allowed")
     encoding.add_argument(

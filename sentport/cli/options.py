@@ -22,6 +22,13 @@ def add_layout_argument(parser: Container, *, of_two: bool = False) -> None:
         parser.add_argument("--layout", default="auto", help=says)
 
 
+def add_precision_argument(parser: Container) -> None:
+    """Declare ``--precision`` as ``sentport.Encoder`` takes it."""
+    parser.add_argument(
+        "--precision", default="auto", help="fp32, fp16, bf16, int8, or auto: fp32 where there is one (default: auto)"
+    )
+
+
 def whole(least: int, most: int = MOST) -> Callable[[str], int]:
     """An argparse type: a whole number within bounds."""
 

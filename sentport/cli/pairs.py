@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sentport.cli.collection import add_vectors_arguments, load_vectors, one_line, say, tell_zeros
-from sentport.cli.options import add_layout_argument, finite, whole
+from sentport.cli.options import add_layout_argument, add_precision_argument, finite, whole
 
 if TYPE_CHECKING:
     from sentport.search.collection import Collection
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", help='with --input: name of a saved prompt; "" = none (default: the default prompt)'
     )
-    parser.add_argument("--precision", default="auto", help="with --input: auto = fp32 where there is one")
+    add_precision_argument(parser)
     add_layout_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the pairs as JSON")
 

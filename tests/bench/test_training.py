@@ -11,6 +11,7 @@ from conftest import data_folder
 from bench import training
 
 
+@pytest.mark.full
 def test_a_small_run_gives_a_whole_record(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--batch-size", "4", "--steps", "2", "--rounds", "2", "--threads", "1"]
     assert training.main(["--base", str(tiny_checkpoint), "--data", str(data_folder()), *size]) == 0

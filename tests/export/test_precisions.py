@@ -274,3 +274,17 @@ def test_inspect_shows_all_graphs_in_one_table(bundle: Bundle, capsys: pytest.Ca
 def test_unknown_precisions_are_refused(tiny_checkpoint: Path, tmp_path: Path, precision: str) -> None:
     with pytest.raises(SentportError, match="is unknown; known: fp32, fp16, bf16, int8"):
         export_tiny(tiny_checkpoint, tmp_path / "x.bundle", precisions=(precision,))
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_a_chain_that_ends_in_a_product_still_gives_float32(precision: str) -> None:
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    floats = ir.TensorType(ir.DataType.FLOAT)
+    x = ir.Value(name="x", shape=ir.Shape(["batch", 3]), type=floats)
+    weight = ir.Value(name="w", const_value=ir.tensor(table, name="w"), shape=ir.Shape([3, 2]), type=floats)
+    last = ir.node("MatMul", [x, weight], outputs=[ir.Value(name="y", shape=ir.Shape(["batch", 2]), type=floats)])
+    graph = ir.Graph([x], last.outputs, nodes=[last], initializers=[weight], opset_imports={"": 18}, name="g")
+    twin = rounding_twin(lower(ir.Model(graph, ir_version=10), precision), precision)
+    found = open_model(twin).run(["y"], {"x": np.eye(3, dtype=np.float32)})[0]
+    assert found.dtype == np.float32
+    assert found.tolist() == table.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 
 from sentport import Encoder
-from sentport.bundle import read_bundle
-from sentport.errors import SentportError
+from sentport.bundle import read_bundle, write_description
+from sentport.errors import BundleError, SentportError
 from triton_repo import repository, repository_cli, wire
 from triton_repo.model_text import Fixed
 from triton_repo.repository import Batching, write_repository
@@ -58,6 +59,17 @@ def test_config(written: Path, tiny_bundle: Path) -> None:
     assert settings == {"device": "cpu", "layout": "padded", "precision": "fp32", "threads": "2"}
     assert encoder["fingerprint"] == read_bundle(tiny_bundle).spec.fingerprint
     assert encoder["prompts"] == read_bundle(tiny_bundle).spec.prompts
+
+
+def test_a_lower_precision_is_served_by_name_alone(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = read_bundle(shutil.copytree(tiny_bundle, tmp_path / "low.bundle"))
+    exact, other = bundle.graphs
+    write_description(replace(bundle, graphs=(exact, replace(other, precision="fp16"))))
+    for asked, served in (("auto", "fp32"), ("fp16", "fp16")):
+        out = write_repository(bundle.path, tmp_path / asked, precision=asked)
+        assert parsed(out, "low").parameters["precision"].string_value == served
+    with pytest.raises(BundleError, match="has no graph with layout auto in int8"):
+        write_repository(bundle.path, tmp_path / "none", precision="int8")
 
 
 def test_warmup_files_hold_one_text_each(written: Path) -> None:

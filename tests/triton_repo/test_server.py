@@ -72,7 +72,7 @@ SERVE = """
 import argparse, shutil, signal
 from triton_repo import repository, serve_cli
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-def write_repository(bundle, out, *, name, form, layout, device, threads, batching):
+def write_repository(bundle, out, *, name, form, layout, precision, device, threads, batching):
     shutil.copytree(bundle, out)
     return out
 repository.write_repository = write_repository
