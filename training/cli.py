@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sentport.cli.evaluate import DATA_VARIABLE
 
 if TYPE_CHECKING:
     from training.loop import Log
@@ -27,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="name of a recipe, or a .toml file")
     parser.add_argument("--out", metavar="DIR", type=Path, help="checkpoint folder to make")
-    parser.add_argument("--data", metavar="DIR", type=Path, default=Path(), help="folder that data files lie under")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        default=Path(os.environ.get(DATA_VARIABLE, "")),
+        help=f"folder that data files lie under (default: ${DATA_VARIABLE}, or the one you are in)",
+    )
     parser.add_argument(
         "--set", metavar="FIELD=VALUE", action="append", default=[], help="change a field: training.batch_size=32"
     )

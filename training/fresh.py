@@ -72,8 +72,10 @@ def vocabulary(texts: Iterable[str], size: int) -> list[str]:
     return [*start, *by_frequency[: max(0, size - len(start))]]
 
 
-def read_word_vectors(file: Path, wanted: set[str]) -> Vectors:
-    """Vectors of wanted words from a text file in GloVe's form: a word and its numbers a line, separated by spaces.
+def read_word_vectors(file: Path, wanted: set[str] | None = None) -> Vectors:
+    """Vectors of the wanted words, or of all, from a text file in GloVe's form.
+
+    Each line is a word and its numbers, separated by spaces.
 
     Raises:
         RecipeError: When it cannot be read, a line is not of that form, or it has none of the words.
@@ -84,7 +86,7 @@ def read_word_vectors(file: Path, wanted: set[str]) -> Vectors:
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
-            if word not in wanted:
+            if wanted is not None and word not in wanted:
                 continue
             try:
                 found[word] = np.array(values, np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from sentport.evaluation.embeddings import Embeddings
 from sentport.evaluation.geometry import geometry
 from sentport.evaluation.scoring import correlate, rate, sts_score
 from sentport.files import folder_written_aside
+from sentport.hardware import cpu_model
 from sentport.progress import Progress
 from training.card import model_card
 from training.data import Source
@@ -112,8 +112,9 @@ def train_seed(plan: Plan, seed: int, folder: Path, devices: Devices, reporting:
         folder.mkdir(parents=True, exist_ok=True)
         recipe = plan.recipe.with_seed(seed)
         base = open_base(recipe, _start(plan, seed, folder, devices, reporting), devices, reporting.say)
+        begun = time.monotonic()  # reading texts to tokens counts as training
         learner = make_learner(recipe, base, plan.sources, devices, reporting.say)
-        state = _run_steps(plan, learner, base, folder, reporting)
+        state = _run_steps(plan, learner, base, folder, reporting, begun)
         if devices.is_first:
             _write_outcome(plan, recipe, base, state, folder, devices)
         devices.wait()
@@ -137,15 +138,15 @@ def _start(plan: Plan, seed: int, folder: Path, devices: Devices, reporting: Rep
     return out
 
 
-def _run_steps(plan: Plan, learner: Learner, base: Base, folder: Path, reporting: Reporting) -> State:
-    """All steps that are left, with a checkpoint after every so many."""
+def _run_steps(plan: Plan, learner: Learner, base: Base, folder: Path, reporting: Reporting, clock: float) -> State:
+    """All steps that are left, with a checkpoint after every so many; seconds count from ``clock`` on."""
     training, devices = learner.recipe.training, learner.devices
     state = _resume(learner, folder, reporting.say)
     name = f"{plan.name} seed {training.seed}"
     texts_a_step = training.batch_size * training.accumulate * len(learner.batches[0].views)
     with Progress("training", learner.steps * texts_a_step, "sentences", shown=reporting.progress) as bar:
         bar.skip(state.step * texts_a_step)
-        losses, clock = [], time.monotonic()
+        losses: list[float] = []
         while state.step < learner.steps:
             losses.append(train_step(learner, state.step))
             state.step += 1
@@ -238,7 +239,7 @@ def _conditions(devices: Devices) -> dict[str, Any]:
     return {
         "sentport": __version__,
         "torch": torch.__version__,
-        "device": platform.machine() if devices.device.type == "cpu" else torch.cuda.get_device_name(devices.device),
+        "device": cpu_model() if devices.device.type == "cpu" else torch.cuda.get_device_name(devices.device),
         "processes": devices.processes,
         "threads": torch.get_num_threads(),
     }
