@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sentport.encoder import Encoder, Vectors
 from sentport.errors import BundleError, InputError, SentportError, TruncationError
-from sentport.inputs import check_dim, counted, name_bad_rows, truncation
+from sentport.inputs import MOST_BYTES, TOO_LONG, check_dim, counted, name_bad_rows, truncation
 from sentport.scheduler import unique_texts
 from sentport.tokenizer import Tokens
 from triton_repo import wire
@@ -241,8 +241,8 @@ def _decoded(texts: Sequence[bytes]) -> list[str]:
     """The texts, or one error that names the rows that are none."""
     decoded, bad = [], []
     for row, text in enumerate(texts):
-        if len(text) > wire.MAX_TEXT_BYTES:
-            bad.append((row, f"over {wire.MAX_TEXT_BYTES} bytes"))
+        if len(text) > MOST_BYTES:
+            bad.append((row, TOO_LONG))
             continue
         try:
             decoded.append(text.decode())

@@ -25,9 +25,6 @@ TRUNCATE_POLICIES = ("allow", "error")
 # The key of config.pbtxt under which a repository describes its encoder, as JSON; by it a client knows our models.
 ENCODER = "encoder"
 
-# One text beyond this would hold up the requests that share its execution; the longest models read some 100 kB.
-MAX_TEXT_BYTES = 1 << 20
-
 _ROWS = re.compile(r"rows (\d+(?:, \d+)*)")
 
 

@@ -305,3 +305,18 @@ def test_full_product(tmp_path: Path) -> None:
             passed += [(architecture.name, pooling, graph.layout, graph.flavour) for graph in bundle.graphs]
     print(f"\n{len(passed)} combinations of architecture, pooling, layout and flavour passed the gate")
     assert len(passed) >= len(ARCHITECTURES) * 6 * 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_every_precision_passes_its_gate(architecture: Architecture, tmp_path: Path) -> None:
+    """In both layouts and every flavour there is; the export refuses what does not pass."""
+    checkpoint = save_checkpoint(architecture, tmp_path, "mean", normalize=True)
+    precisions = ("fp16", "bf16", "int8")
+    out = export_tiny(checkpoint, tmp_path / "low.bundle", None, layouts=("padded", "packed"), precisions=precisions)
+    graphs = read_bundle(out).graphs
+    assert len(graphs) == (6 if architecture.name in NO_ORT_FLAVOUR else 12)
+    for graph in graphs:
+        if graph.int8 is not None:
+            assert len(graph.int8["layers"]) >= 2
+            assert len(graph.int8["layers"]) + len(graph.int8["kept"]) >= 4

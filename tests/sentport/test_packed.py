@@ -190,7 +190,7 @@ def test_a_run_is_not_mixed_with_one_of_another_layout(
             encode(padded)
         with (
             Encoder(both_layouts, layout="packed", threads=1) as packed,
-            pytest.raises(SentportError, match="unfinished run with layout padded, this one has packed; add --force"),
+            pytest.raises(SentportError, match="unfinished run with --layout padded, this one has packed; add --force"),
         ):
             encode(packed)
         encode(padded)

@@ -20,6 +20,7 @@ from sentport.batch import TokenBatch
 from sentport.encoder import Vectors
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import SentportError
+from sentport.inputs import MOST_BYTES
 from triton_repo import repository, wire
 from triton_repo.model_text import BUNDLE_FOLDER, Fixed, TextAnswer, TextModel, TextRequest
 
@@ -90,9 +91,9 @@ def test_one_plan_for_all_requests(encoder: Encoder, model: TextModel, monkeypat
 def test_bad_text_is_refused_alone_and_by_row(model: TextModel) -> None:
     surrogate = "\ud800".encode("utf-8", "surrogatepass")
     good, bad, also_good = model.answer(
-        [request("the cat"), request("a", b"\xff\xfe", "b", surrogate, b"x" * (wire.MAX_TEXT_BYTES + 1)), request("")]
+        [request("the cat"), request("a", b"\xff\xfe", "b", surrogate, b"x" * (MOST_BYTES + 1)), request("")]
     )
-    expected = f"3 of 5 texts cannot be encoded: rows 1, 3 (not valid UTF-8), rows 4 (over {wire.MAX_TEXT_BYTES} bytes)"
+    expected = "3 of 5 texts cannot be encoded: rows 1, 3 (not valid UTF-8), rows 4 (over 1,000,000 bytes)"
     assert refused(bad) == expected
     assert np.isfinite(answered(good).embedding).all()
     assert np.isfinite(answered(also_good).embedding).all()

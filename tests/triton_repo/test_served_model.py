@@ -24,7 +24,7 @@ from sentport import Encoder
 from sentport.encoder import EncoderInfo, TextEncoder, Vectors
 from sentport.errors import InputError, SentportError
 from sentport.evaluation import read_sts, sts_score
-from triton_repo import wire
+from sentport.inputs import MOST_BYTES
 from triton_repo.client import AsyncClient, Client
 from triton_repo.environment import ServerEnvironment
 from triton_repo.model_text import Fixed
@@ -155,8 +155,10 @@ def test_async_client(served: Served, protocol: str) -> None:
         async with await connected as client:
             calls = [client.encode(texts), client.encode(texts[:3], dim=5), client.encode([])]
             vectors = list(await asyncio.gather(*calls))
-            with pytest.raises(InputError, match=r"rows 8 to 8 failed: .*: rows 8 \(over") as caught:
-                await client.encode([*texts[:8], "x" * (wire.MAX_TEXT_BYTES + 1)])
+            with pytest.raises(
+                InputError, match=r"^1 of 9 rows cannot be encoded: rows 8 \(over 1,000,000 bytes"
+            ) as caught:
+                await client.encode([*texts[:8], "x" * (MOST_BYTES + 1)])
             assert caught.value.rows == (8,)
             return client.info, vectors
 
