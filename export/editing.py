@@ -14,11 +14,13 @@ class Editor:
     Args:
         graph: The graph to put them into.
         about: The beginning of all names.
+        nodes_about: Of the names of nodes, where constants are shared with other places; None = ``about``.
     """
 
-    def __init__(self, graph: ir.Graph, about: str) -> None:
+    def __init__(self, graph: ir.Graph, about: str, nodes_about: str | None = None) -> None:
         self._graph = graph
         self._about = about
+        self._nodes_about = about if nodes_about is None else nodes_about
         self._made = 0
         self.nodes: list[ir.Node] = []
 
@@ -42,7 +44,7 @@ class Editor:
         domain: str = "",
     ) -> ir.Value:
         """The first output of a new node, which has still to be put into the graph (``nodes``)."""
-        output = ir.Value(name=f"{self._about}{kind}_{self._made}")
+        output = ir.Value(name=f"{self._nodes_about}{kind}_{self._made}")
         self._made += 1
         self.nodes.append(ir.node(kind, inputs, attributes, domain=domain, outputs=[output]))
         return output

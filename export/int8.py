@@ -54,12 +54,29 @@ def quantise(model: ir.Model, flavour: str, ranges: Ranges, kept: Collection[str
         if layer.name in ranges and layer.name not in kept and value is not None:
             fed.setdefault(value, []).append(layer)
     form = _per_token if flavour == "ort" else _static
+    groups: dict[str, list[tuple[str, ...]]] = {}
     for value, layers in fed.items():
-        form(copy.graph, value, layers, ranges)
+        form(copy.graph, value, _labelled(layers, groups), ranges[layers[0].name])
     if flavour == "ort":
         copy.opset_imports["com.microsoft"] = 1
     RemoveUnusedNodesPass()(copy)
     return copy
+
+
+def _labelled(layers: list[Linear], groups: dict[str, list[tuple[str, ...]]]) -> list[Linear]:
+    """The layers with names under which their numbers can be kept.
+
+    Layers that share a weight (ALBERT) share its numbers too; but not with one that has other layers at its side
+    (DeBERTa's positions), since smoothing is made for all at once. ``groups`` holds who stood beside each so far.
+    """
+    names, labelled = tuple(layer.name for layer in layers), []
+    for layer in layers:
+        met = groups.setdefault(layer.name, [])
+        if names not in met:
+            met.append(names)
+        place = met.index(names)
+        labelled.append(layer._replace(name=f"{layer.name}#{place}") if place else layer)
+    return labelled
 
 
 def quantised(model: ir.Model) -> list[str]:
@@ -115,9 +132,8 @@ def smoothing(layers: Sequence[Linear], largest: NDArray[np.float32]) -> NDArray
     return np.asarray(factors / np.exp(np.log(factors).mean()), np.float32)
 
 
-def _static(graph: ir.Graph, value: ir.Value, layers: list[Linear], ranges: Ranges) -> None:
-    edit = Editor(graph, f"{layers[0].name}:")
-    largest = ranges[layers[0].name]
+def _static(graph: ir.Graph, value: ir.Value, layers: list[Linear], largest: NDArray[np.float32]) -> None:
+    edit = Editor(graph, f"{layers[0].name}:", f"{value.name}:int8_")
     factors = smoothing(layers, largest)
     scale = edit.constant("input_scale", np.float32((largest / factors).max() / _ACTIVATION_LIMIT))
     zero = edit.constant("input_zero", np.int8(0))
@@ -131,15 +147,15 @@ def _static(graph: ir.Graph, value: ir.Value, layers: list[Linear], ranges: Rang
         edit.replace(layer.node, edit.op("MatMul", [activation, matrix]))
 
 
-def _per_token(graph: ir.Graph, value: ir.Value, layers: list[Linear], ranges: Ranges) -> None:
-    edit = Editor(graph, f"{layers[0].name}:")
-    factors = smoothing(layers, ranges[layers[0].name])
+def _per_token(graph: ir.Graph, value: ir.Value, layers: list[Linear], largest: NDArray[np.float32]) -> None:
+    edit = Editor(graph, f"{layers[0].name}:", f"{value.name}:int8_")
+    factors = smoothing(layers, largest)
     smoothed = _smoothed(edit, value, factors)
     axes = edit.constant("axes", np.array([-1], np.int64))
-    largest = edit.op("ReduceMax", [edit.op("Abs", [smoothed]), axes], {"keepdims": 1})  # [..., 1] of each token
+    peak = edit.op("ReduceMax", [edit.op("Abs", [smoothed]), axes], {"keepdims": 1})  # [..., 1] of each token
     # A token of zeros has no scale of its own.
-    largest = edit.op("Max", [largest, edit.constant("smallest", np.float32(1e-30))])
-    scale = edit.op("Div", [largest, edit.constant("limit", np.float32(_ACTIVATION_LIMIT))])
+    peak = edit.op("Max", [peak, edit.constant("smallest", np.float32(1e-30))])
+    scale = edit.op("Div", [peak, edit.constant("limit", np.float32(_ACTIVATION_LIMIT))])
     one, zero = edit.constant("one", np.float32(1)), edit.constant("zero", np.uint8(_TOKEN_ZERO))
     levels = edit.op("QuantizeLinear", [edit.op("Div", [smoothed, scale]), one, zero])  # uint8, zero at 128
     for layer in layers:
