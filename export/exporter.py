@@ -90,6 +90,12 @@ class ExportOptions:
                 raise SentportError(f"{kind} {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(known)}")
         if self.min_cosine is not None and not 0 <= self.min_cosine < 1:
             raise SentportError(f"min_cosine is {self.min_cosine}; expected a number from 0 to under 1")
+        for what, given, needed in (
+            ("calibration", self.calibration is not None, ("int8",)),
+            ("min_cosine", self.min_cosine is not None, ("fp16", "bf16", "int8")),
+        ):
+            if given and not {*needed} & {*self.precisions}:
+                raise SentportError(f"{what} is for precision {', '.join(needed)}, which --precision does not name")
         if self.opset not in OPSETS:
             raise SentportError(f"opset {self.opset} is not supported; expected {OPSETS[0]} to {OPSETS[-1]}")
         if self.ir_version not in IR_VERSIONS:
@@ -219,7 +225,7 @@ def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer, layouts: tuple[str, ...
 def _calibration(options: ExportOptions, suite: Suite, tokenizer: Tokenizer, architecture: str) -> Calibration:
     """What int8 is made with, the model's default prompt in front of each text."""
     texts, source = calibration_texts(options.calibration)
-    rows = tokenizer.encode([suite.prompt + text for text in texts]).rows
+    rows = [row for row in tokenizer.encode([suite.prompt + text for text in texts]).rows if len(row)]
     return Calibration(rows, suite, tokenizer, limits_of("int8", architecture, options.min_cosine), source)
 
 

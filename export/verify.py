@@ -111,7 +111,7 @@ def check_graph(
     suite = suite.without_types() if graph.layout == "packed" else suite
     limits = limits_of(graph.precision, bundle.spec.architecture, min_cosine if graph.precision != "fp32" else None)
     try:
-        if graph.int8 is not None:
+        if graph.precision == "int8":
             _check_int8(bundle, graph)
         with _opened(bundle, graph, engine_name, device) as engine:
             parity = check(engine.run, suite, tokenizer, limits)
@@ -161,7 +161,8 @@ def _check_int8(bundle: Bundle, graph: GraphRecord) -> None:
     ir = _import_ir(graph)
     from export.int8 import check_structure
 
-    assert graph.int8 is not None
+    if graph.int8 is None:
+        raise GateError("its record does not say which layers are in int8")
     check_structure(ir.load(bundle.graph_file(graph)), graph.int8["layers"], graph.int8["sha256"])
 
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from export.calibration import calibration_texts
+from export.exporter import ExportOptions
 from export.gate import Limits, check
 from export.int8 import WEIGHT_LIMIT, quantised, smoothing, weight_levels
 from export.linear import Linear, open_model
@@ -232,6 +234,8 @@ def test_a_layer_that_is_called_int8_and_is_not_is_refused(
         damaged = with_graph(bundle, graph, model, tmp_path)
         check_graph(damaged, damaged.graphs[0], load_suite(bundle.golden_file()), tokenizer)
     assert quantised(load(bundle, graph)) == graph.int8["layers"]
+    with pytest.raises(GateError, match="does not say which layers are in int8"):
+        check_graph(bundle, replace(graph, int8=None), load_suite(bundle.golden_file()), tokenizer)
 
 
 def with_graph(bundle: Bundle, graph: GraphRecord, model: ir.Model, folder: Path) -> Bundle:
@@ -268,6 +272,19 @@ def test_inspect_shows_all_graphs_in_one_table(bundle: Bundle, capsys: pytest.Ca
     assert "int8 of ort: per token, calibrated on 256 texts of sentport" in table
     assert main(["inspect", str(bundle.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["graphs"][0]["parity"]["rank"] > 0.99999
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"calibration": Path("texts.txt")}, "calibration is for precision int8, which --precision does not name"),
+        ({"min_cosine": 0.99}, "min_cosine is for precision fp16, bf16, int8, which --precision does not name"),
+        ({"min_cosine": 1.5, "precisions": ("int8",)}, "expected a number from 0 to under 1"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SentportError, match=said):
+        ExportOptions(**options)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8-dynamic", ""])
