@@ -9,6 +9,7 @@ from sentport.errors import SentportError
 from sentport.inputs import read_lines
 
 _COUNT = 256
+_LEAST = 16
 _MOST = 1024  # of a file; more measure the same ranges for longer
 
 _WHO = (
@@ -166,17 +167,31 @@ def calibration_texts(file: Path | None = None) -> tuple[list[str], str]:
     """Texts to calibrate on, and where they are from.
 
     Args:
-        file: One text a line, of which the first 1,024 that are not empty count; None = those that are made here.
+        file: One text a line, of which the first 1,024 different ones count; None = those that are made here.
 
     Raises:
         SentportError: When the file cannot be read or is too short.
     """
     if file is None:
         return _made(_COUNT), "sentport"
-    texts = [line for line in read_lines(str(file)) if line.strip()][:_MOST]
-    if len(texts) < 16:
-        raise SentportError(f"{file} has {len(texts)} texts; calibration needs at least 16, one a line, better 256")
-    return texts, file.name
+    return sample_texts(file, "calibration", _MOST), file.name
+
+
+def sample_texts(file: Path, purpose: str, most: int) -> list[str]:
+    """The first different texts of a file, one a line.
+
+    Args:
+        file: The file; empty lines do not count.
+        purpose: What they are for, for messages.
+        most: How many are taken.
+
+    Raises:
+        SentportError: When the file cannot be read, or has fewer than 16.
+    """
+    texts = list(dict.fromkeys(line for line in read_lines(str(file)) if line.strip()))[:most]
+    if len(texts) < _LEAST:
+        raise SentportError(f"{file} has {len(texts)} texts; {purpose} needs at least {_LEAST}, one a line, better 256")
+    return texts
 
 
 def _made(count: int, seed: int = 0) -> list[str]:

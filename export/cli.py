@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration", metavar="FILE", type=Path, help="int8: texts like yours, one a line (default: shipped ones)"
     )
     parser.add_argument(
+        "--gate-corpus",
+        metavar="FILE",
+        type=Path,
+        help="int8: texts like yours, one a line, which must be near to each other as the source has them (default: "
+        "the parity texts); the bundle keeps the first 512",
+    )
+    parser.add_argument(
         "--min-cosine",
         type=float,
         metavar="C",
@@ -79,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
         calibration=arguments.calibration,
+        gate_corpus=arguments.gate_corpus,
         min_cosine=arguments.min_cosine,
         opset=DEFAULT_OPSET if arguments.opset is None else arguments.opset,
         ir_version=DEFAULT_IR_VERSION if arguments.ir_version is None else arguments.ir_version,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx_ir as ir
 
-from export.calibration import calibration_texts
+from export.calibration import calibration_texts, sample_texts
 from export.conformance import check_tokenizer
 from export.gate import limits_of
 from export.graphs import FLAVOURS, PRECISIONS, Graph, Say, make_graphs
 from export.ort_flavour import operators
 from export.sensitivity import Calibration
 from export.signature import outputs
-from export.suite import Suite, build_suite, save_suite
+from export.suite import Suite, build_suite, load_suite, save_suite
 from export.texts import PARITY_TEXTS, adversarial_lines
 from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET, IR_VERSIONS, OPSETS
 from export.verify import check_graph, judged_by
@@ -43,6 +45,18 @@ from sentport.tokenizer import Tokenizer
 _ONE_FILE_BYTES = 2_000_000_000
 
 
+# All pairs of them are compared, 130,816.
+_CORPUS_TEXTS = 512
+
+
+class _Samples(NamedTuple):
+    """Texts of the user's: to calibrate on, where those are from, and to compare ranks over."""
+
+    calibration: list[str]
+    source: str
+    corpus: list[str]
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """What to export and how.
@@ -58,6 +72,8 @@ class ExportOptions:
         revision: Of the hub's repository: branch, tag or full commit; None = its default branch.
         trust_remote_code: Run code that the checkpoint brings along.
         calibration: File of texts, one a line, that int8 is calibrated on; None = texts that ship with the exporter.
+        gate_corpus: File of texts, one a line, over which int8 must rank as the source does; None = the parity texts.
+            The bundle keeps the first 512 of them, so that a later check can measure the same.
         min_cosine: Of precisions under fp32: the worst cosine to the source, where the gate's own limit is lower.
         opset: ONNX operator set.
         ir_version: ONNX file format version.
@@ -74,6 +90,7 @@ class ExportOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     calibration: Path | None = None
+    gate_corpus: Path | None = None
     min_cosine: float | None = None
     opset: int = DEFAULT_OPSET
     ir_version: int = DEFAULT_IR_VERSION
@@ -92,6 +109,7 @@ class ExportOptions:
             raise SentportError(f"min_cosine is {self.min_cosine}; expected a number from 0 to under 1")
         for what, given, needed in (
             ("calibration", self.calibration is not None, ("int8",)),
+            ("gate_corpus", self.gate_corpus is not None, ("int8",)),
             ("min_cosine", self.min_cosine is not None, ("fp16", "bf16", "int8")),
         ):
             if given and not {*needed} & {*self.precisions}:
@@ -117,6 +135,7 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         GateError: When a graph's vectors are not the source's.
     """
     _check_out(out, options.force)
+    samples = _samples(options)
     say(f"reading {source}")
     checkpoint = load_checkpoint(
         source,
@@ -136,7 +155,7 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         (folder / "graphs").mkdir()
         tokenizer = _write_tokenizer(checkpoint, folder)
         say("computing the source's vectors for the golden suite")
-        suite = _suite(checkpoint, tokenizer, options.layouts)
+        suite = _suite(checkpoint, tokenizer, options.layouts, samples.corpus)
         save_suite(suite, folder / GOLDEN_FILE)
         say("tracing the graph, and proving the tokenizer on adversarial lines beside it")
         lines = [*PARITY_TEXTS, *adversarial_lines()]
@@ -150,7 +169,9 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
             options.ir_version,
             say,
             options.precisions,
-            _calibration(options, suite, tokenizer, spec.architecture) if "int8" in options.precisions else None,
+            _calibration(options, samples, suite, tokenizer, spec.architecture)
+            if "int8" in options.precisions
+            else None,
         )
         records = []
         for graph in made:
@@ -190,7 +211,7 @@ def suite_from_source(
             f"and {spec.fingerprint[:12]}… differ"
         )
     check_tokenizer(tokenizer, checkpoint.tokenizer, spec.max_tokens, [*PARITY_TEXTS, *adversarial_lines()])
-    return _suite(checkpoint, tokenizer, bundle.layouts)
+    return _suite(checkpoint, tokenizer, bundle.layouts, load_suite(bundle.golden_file()).corpus)
 
 
 def _check_out(out: Path, force: bool) -> None:
@@ -208,7 +229,7 @@ def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
     return Tokenizer.from_file(path, checkpoint.spec.max_tokens)
 
 
-def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer, layouts: tuple[str, ...]) -> Suite:
+def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer, layouts: tuple[str, ...], corpus: Sequence[str]) -> Suite:
     encoder, spec = checkpoint.model.transformer, checkpoint.spec
     return build_suite(
         TorchEngine(checkpoint.model, device="cpu"),
@@ -219,14 +240,23 @@ def _suite(checkpoint: Checkpoint, tokenizer: Tokenizer, layouts: tuple[str, ...
         without_types="packed" in layouts,
         prompt=prompt_text(spec.prompts, spec.default_prompt, None),
         pools_prompt=spec.pools_prompt,
+        corpus=corpus,
     )
 
 
-def _calibration(options: ExportOptions, suite: Suite, tokenizer: Tokenizer, architecture: str) -> Calibration:
-    """What int8 is made with, the model's default prompt in front of each text."""
+def _samples(options: ExportOptions) -> _Samples:
+    """Read first of all: a file that cannot be used is told before anything is computed."""
     texts, source = calibration_texts(options.calibration)
-    rows = [row for row in tokenizer.encode([suite.prompt + text for text in texts]).rows if len(row)]
-    return Calibration(rows, suite, tokenizer, limits_of("int8", architecture, options.min_cosine), source)
+    corpus = options.gate_corpus
+    return _Samples(texts, source, [] if corpus is None else sample_texts(corpus, "the gate's corpus", _CORPUS_TEXTS))
+
+
+def _calibration(
+    options: ExportOptions, samples: _Samples, suite: Suite, tokenizer: Tokenizer, architecture: str
+) -> Calibration:
+    """What int8 is made with, the model's default prompt in front of each text."""
+    rows = [row for row in tokenizer.encode([suite.prompt + text for text in samples.calibration]).rows if len(row)]
+    return Calibration(rows, suite, tokenizer, limits_of("int8", architecture, options.min_cosine), samples.source)
 
 
 def _write_graph(graph: Graph, dim: int, folder: Path) -> GraphRecord:

@@ -72,7 +72,8 @@ class Parity:
         cosine: To the source, in float64.
         mean_cosine: Over all rows.
         worst: The row of the worst cosine: a text, or a row of a hand-made batch.
-        rank: Spearman correlation of the cosines of all pairs of texts with the source's.
+        rank: Spearman correlation of the cosines of all pairs of texts, or of the corpus's, with the source's.
+        ranked: How many texts those are.
         company: Relative difference of a text alone to the same text in a batch.
         company_cosine: Cosine of the two.
         rows: Vectors compared with the source.
@@ -84,6 +85,7 @@ class Parity:
     mean_cosine: float
     worst: str
     rank: float
+    ranked: int
     company: float
     company_cosine: float
     rows: int
@@ -153,7 +155,12 @@ def compare_with_source(run: Run, suite: Suite, tokenizer: Tokenizer, figures: _
     rows = suite.rows(tokenizer)
     alone = np.concatenate([_run(run, suite.batch([row]), f"text {n}") for n, row in enumerate(rows)])
     figures.to_source("texts alone", [f"text {text[:60]!r}" for text in suite.texts], alone, suite.text_vectors)
-    figures.ranks(alone, suite.text_vectors)
+    if suite.corpus_vectors is None:
+        figures.ranks(alone, suite.text_vectors)
+    else:
+        rows = suite.corpus_rows(tokenizer)
+        corpus = [_run(run, suite.batch([row]), f"text {n} of the corpus") for n, row in enumerate(rows)]
+        figures.ranks(np.concatenate(corpus), suite.corpus_vectors)
     return alone
 
 
@@ -173,7 +180,7 @@ class _Figures:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._relative = self._abs = self._company = 0.0
-        self._rank = 1.0
+        self._rank, self._ranked = 1.0, 0
         self._worst = (1.0, "")
         self._cosines: list[float] = []
         self._company_cosines: list[float] = []
@@ -194,6 +201,7 @@ class _Figures:
     def ranks(self, found: Vectors, wanted: Vectors) -> None:
         """Whether the texts are near to each other in the source's order."""
         pairs = np.triu_indices(len(wanted), 1)
+        self._ranked = len(wanted)
         self._rank = _spearman(_all_cosines(found)[pairs], _all_cosines(wanted)[pairs])
 
     def in_company(self, name: str, beside: Vectors, alone: Vectors) -> None:
@@ -211,7 +219,10 @@ class _Figures:
         if mean < limits.mean_cosine:
             raise GateError(f"mean cosine to the source is {mean:.5f}, allowed {limits.mean_cosine}")
         if not self._rank >= limits.rank:
-            raise GateError(f"texts are ranked as the source ranks them to {self._rank:.4f}, allowed {limits.rank}")
+            raise GateError(
+                f"pairs of {self._ranked} texts are ranked as the source ranks them to {self._rank:.4f}, "
+                f"allowed {limits.rank}"
+            )
         company = np.array(self._company_cosines or [1.0])
         amplified = float((company < limits.company_cosine).mean())
         if amplified > _AMPLIFIED:
@@ -226,6 +237,7 @@ class _Figures:
             mean_cosine=mean,
             worst=self._worst[1],
             rank=self._rank,
+            ranked=self._ranked,
             company=self._company,
             company_cosine=float(company.min()),
             rows=len(self._cosines),

@@ -12,6 +12,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from sentport.batch import TokenBatch
+from sentport.engines.feeds import make_feed
 from sentport.hardware import available_cores
 
 # By the name of a linear layer's weight: the largest absolute value of each of its input channels, [in] float32.
@@ -58,14 +60,12 @@ def input_ranges(padded: ir.Model, rows: Sequence[NDArray[np.int64]]) -> Ranges:
     for value in layers:
         value.type = ir.TensorType(ir.DataType.FLOAT)  # an output has to say so; not every rewriting keeps it
     wanted = [value.name for value in layers]
-    given = [value.name for value in model.graph.inputs]
+    given = [value.name or "" for value in model.graph.inputs]
     model.graph.outputs.extend(value for value in layers if value not in model.graph.outputs)
     session = open_model(model)
     largest: dict[str, NDArray[np.float32]] = {}
     for ids in rows:
-        ones = np.ones((1, len(ids)), np.int64)
-        feed = {"input_ids": ids[None], "attention_mask": ones, "pooling_mask": ones, "token_type_ids": ones * 0}
-        values = session.run(wanted, {name: feed[name] for name in given if name})
+        values = session.run(wanted, make_feed("padded", given, TokenBatch.from_rows([ids])))
         for names, value in zip(layers.values(), values, strict=True):
             channels = np.abs(value).reshape(-1, value.shape[-1]).max(axis=0)  # [1, tokens, in] -> [in]
             for name in names:

@@ -15,6 +15,7 @@ from export.int8 import FORMS, quantise
 from export.linear import Ranges, input_ranges, linears, open_model
 from export.suite import Suite
 from sentport.batch import TokenBatch
+from sentport.engines.feeds import make_feed
 from sentport.errors import GateError
 from sentport.tokenizer import Tokenizer
 
@@ -122,9 +123,7 @@ def _runner(model: ir.Model) -> Callable[[TokenBatch], NDArray[np.float32]]:
     given = [value.name for value in session.get_inputs()]
 
     def run(batch: TokenBatch) -> NDArray[np.float32]:
-        names = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask")
-        feed = dict(zip(names, batch.padded(), strict=True))
-        vectors: NDArray[np.float32] = session.run(None, {name: feed[name] for name in given})[0]
+        vectors: NDArray[np.float32] = session.run(None, make_feed("padded", given, batch))[0]
         return vectors
 
     return run

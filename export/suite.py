@@ -60,6 +60,8 @@ class Suite:
         cases: Hand-made batches.
         prompt: The text of the model's default prompt; empty without one.
         unpooled: How many of the prompt's tokens pooling leaves out.
+        corpus: Texts of the user's, over which the agreement of ranks is measured instead.
+        corpus_vectors: ``[corpus, dim]`` of the source.
     """
 
     texts: tuple[str, ...]
@@ -67,6 +69,8 @@ class Suite:
     cases: tuple[Case, ...]
     prompt: str = ""
     unpooled: int = 0
+    corpus: tuple[str, ...] = ()
+    corpus_vectors: NDArray[np.float32] | None = None
 
     def without_types(self) -> Suite:
         """Without the batches that have token types, for layout ``packed``, which takes none."""
@@ -74,7 +78,14 @@ class Suite:
 
     def rows(self, tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
         """The texts' token ids, the prompt in front."""
-        return tokenizer.encode([self.prompt + text for text in self.texts]).rows
+        return self._rows(tokenizer, self.texts)
+
+    def corpus_rows(self, tokenizer: Tokenizer) -> list[NDArray[np.int64]]:
+        """The same of the corpus."""
+        return self._rows(tokenizer, self.corpus)
+
+    def _rows(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return tokenizer.encode([self.prompt + text for text in texts]).rows
 
     def batch(self, rows: list[NDArray[np.int64]]) -> TokenBatch:
         """Some of these rows as a batch."""
@@ -91,6 +102,7 @@ def build_suite(
     without_types: bool = False,
     prompt: str = "",
     pools_prompt: bool = True,
+    corpus: Sequence[str] = (),
     seed: int = 0,
 ) -> Suite:
     """Compute a suite with the source model.
@@ -104,6 +116,7 @@ def build_suite(
         without_types: Have every batch with token types once more without them.
         prompt: The text of the model's default prompt.
         pools_prompt: Whether a prompt's tokens take part in pooling.
+        corpus: Texts to measure the agreement of ranks over; none = the parity texts.
         seed: For shapes and ids.
     """
     random = np.random.default_rng(seed)
@@ -127,9 +140,15 @@ def build_suite(
         ),
         prompt=prompt,
         unpooled=0 if pools_prompt else tokenizer.prompt_tokens(prompt),
+        corpus=tuple(corpus),
     )
     vectors = [source.run(suite.batch([row])) for row in suite.rows(tokenizer)]
-    return replace(suite, text_vectors=np.concatenate(vectors))
+    of_corpus = [source.run(suite.batch([row])) for row in suite.corpus_rows(tokenizer)]
+    return replace(
+        suite,
+        text_vectors=np.concatenate(vectors),
+        corpus_vectors=np.concatenate(of_corpus) if of_corpus else None,
+    )
 
 
 def _random_batch(random: np.random.Generator, rows: int, tokens: int, vocabulary: int, token_types: int) -> TokenBatch:
@@ -184,6 +203,9 @@ def save_suite(suite: Suite, path: Path) -> None:
     }
     if suite.prompt:
         arrays["prompt"] = np.frombuffer(json.dumps([suite.prompt, suite.unpooled]).encode(), np.uint8)
+    if suite.corpus_vectors is not None:
+        arrays["corpus"] = np.frombuffer(json.dumps(suite.corpus).encode(), np.uint8)
+        arrays["corpus_vectors"] = suite.corpus_vectors
     for number, case in enumerate(suite.cases):
         for name in (*_PARTS, _OPTIONAL_PART):
             if (part := getattr(case.batch, name)) is not None:
@@ -207,6 +229,9 @@ def load_suite(path: Path) -> Suite:
             )
             prompt = json.loads(arrays["prompt"].tobytes()) if "prompt" in arrays else ["", 0]
             suite = Suite(tuple(json.loads(arrays["texts"].tobytes())), arrays["text_vectors"], cases, *prompt)
+            if "corpus" in arrays:
+                corpus = tuple(json.loads(arrays["corpus"].tobytes()))
+                suite = replace(suite, corpus=corpus, corpus_vectors=arrays["corpus_vectors"])
     except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise BundleError(f"{path} is damaged ({error}); export the checkpoint again") from error
     if not suite.texts or len(suite.cases) < len(FIXED_SHAPES) or len(suite.texts) != len(suite.text_vectors):

@@ -7,7 +7,7 @@ from typing import Any
 
 from sentport.bundle import Bundle, GraphRecord
 
-_HEADS = ("graph", "worst cosine", "mean cosine", "rank", "in company", "worst on", "checked by")
+_HEADS = ("graph", "worst cosine", "mean cosine", "rank of texts", "in company", "worst on", "checked by")
 
 
 def parity_table(bundle: Bundle) -> list[str]:
@@ -25,7 +25,9 @@ def parity_table(bundle: Bundle) -> list[str]:
 
 
 def _row(graph: GraphRecord) -> tuple[str, ...]:
-    figures = (_figure(graph, name) for name in ("cosine", "mean_cosine", "rank", "company_cosine"))
+    figures = [_figure(graph, name) for name in ("cosine", "mean_cosine", "rank", "company_cosine")]
+    if "ranked" in graph.parity:
+        figures[2] += f" of {graph.parity['ranked']}"
     name = graph.file.removeprefix("graphs/").removesuffix(".onnx")
     return (name, *figures, str(graph.parity.get("worst", "-")), str(graph.parity.get("by", "-")))
 

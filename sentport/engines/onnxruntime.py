@@ -71,7 +71,7 @@ class OnnxRuntimeEngine:
         total = threads or available_cores()
         self.precision, self.layout = graph.precision, graph.layout
         self.token_budget = TOKEN_BUDGETS[asked]
-        self._graph = graph
+        self._graph, self._inputs = graph, [tensor.name for tensor in graph.inputs]
         model = bundle.graph_file(graph)
         data = bundle.path / graph.data_file
         size = model.stat().st_size + (data.stat().st_size if data.is_file() else 0)
@@ -95,7 +95,8 @@ class OnnxRuntimeEngine:
     def _vectors(self, session: Any, batch: TokenBatch) -> NDArray[np.float32]:
         if not len(batch.lengths):  # a graph takes no empty batch
             return np.zeros((0, int(self._graph.outputs[0].axes[-1])), np.float32)
-        vectors: NDArray[np.float32] = session.run(None, make_feed(self._graph, batch))[0]  # [B, dim]
+        feed = make_feed(self._graph.layout, self._inputs, batch)
+        vectors: NDArray[np.float32] = session.run(None, feed)[0]  # [B, dim]
         return vectors
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ class OpenVinoEngine:
             raise EngineError("this engine is closed; open a new Encoder")
         if not len(batch.lengths):  # a graph takes no empty batch
             return np.zeros((0, int(self._graph.outputs[0].axes[-1])), np.float32)
-        feed = make_feed(self._graph, batch)
+        feed = make_feed(self.layout, [tensor.name for tensor in self._graph.inputs], batch)
         request = requests.get()
         try:
             vectors: NDArray[np.float32] = request.infer(feed)[0]  # [B, dim]

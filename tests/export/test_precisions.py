@@ -13,16 +13,17 @@ import onnx_ir as ir
 import pytest
 
 from export.calibration import calibration_texts
-from export.exporter import ExportOptions
+from export.exporter import ExportOptions, export_bundle
 from export.gate import Limits, check
 from export.int8 import WEIGHT_LIMIT, quantised, smoothing, weight_levels
 from export.linear import Linear, open_model
 from export.sixteen_bits import TYPES, lower, rounding_twin
-from export.suite import load_suite
+from export.suite import load_suite, save_suite
 from export.verify import check_graph, verify_bundle
 from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, GraphRecord, read_bundle, sha256_of, write_description
 from sentport.encoder import Encoder
+from sentport.engines.feeds import make_feed
 from sentport.engines.opening import open_graph
 from sentport.errors import GateError, PrecisionError, SentportError
 from sentport.tokenizer import Tokenizer
@@ -187,6 +188,76 @@ def test_calibration_texts_are_varied_and_a_short_file_is_refused(tmp_path: Path
         calibration_texts(tmp_path / "few.txt")
 
 
+@pytest.mark.parametrize("option", ["calibration", "gate_corpus"])
+def test_a_file_of_texts_that_cannot_be_used_is_told_before_anything_is_computed(
+    tiny_checkpoint: Path, tmp_path: Path, option: str
+) -> None:
+    said: list[str] = []
+    options = ExportOptions(precisions=("int8",), **{option: tmp_path / "missing.txt"})
+    with pytest.raises(SentportError, match=r"missing\.txt"):
+        export_bundle(tiny_checkpoint, tmp_path / "x.bundle", options, said.append)
+    assert not said
+
+
+def test_ranks_are_those_of_the_corpus_where_one_is_given(bundle: Bundle, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The suite as written and read; a corpus whose vectors are another text's is ranked otherwise."""
+    texts = tuple(f"the cat {word}" for word in ("sat", "on", "mat", "dog", "a", "and the dog", "the the", "a mat sat"))
+    engine = open_graph(bundle, graph_of(bundle, "fp32"), device="cpu")
+    suite = load_suite(bundle.golden_file())
+    assert check(engine.run, suite, tokenizer, Limits()).ranked == len(suite.texts)
+    rows = tokenizer.encode([suite.prompt + text for text in texts]).rows
+    vectors = np.concatenate([engine.run(suite.batch([row])) for row in rows])
+    save_suite(replace(suite, corpus=texts, corpus_vectors=vectors), tmp_path / "golden.npz")
+    found = check(engine.run, load_suite(tmp_path / "golden.npz"), tokenizer, Limits(rank=0.9999999))
+    assert (found.ranked, found.rank) == (8, pytest.approx(1.0))
+    moved = replace(suite, corpus=texts, corpus_vectors=np.roll(vectors, 1, axis=0))
+    with pytest.raises(GateError, match="pairs of 8 texts are ranked as the source ranks them to"):
+        check(engine.run, moved, tokenizer, Limits(rank=0.99))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("precision", TYPES)
+@pytest.mark.parametrize("size", [20.0, 300.0, 1e-6 / 32**0.5], ids=["sum-past-fp16", "squares-past-fp16", "tiny"])
+def test_pooling_and_l2_of_4096_tokens_neither_overflow_nor_vanish(
+    bundle: Bundle, precision: str, layout: str, size: float
+) -> None:
+    """Every token's last hidden state is a constant of this size in all 32 channels, half of them negative."""
+    exact = load(bundle, graph_of(bundle, "fp32", layout))
+    state = np.where(np.arange(32) % 2, size, -size).astype(np.float32)
+    for name, value in list(exact.graph.initializers.items()):
+        if "position_embeddings" in name:
+            replace_constant(exact, value, np.resize(value.const_value.numpy(), (4096, 32)))
+        elif "position_ids" in name:
+            replace_constant(exact, value, np.arange(4096)[None])
+    first, *_, norm = [node for node in exact.graph if node.op_type == "LayerNormalization"]
+    norm.replace_input_with(0, first.outputs[0])  # what is between has no say, and would take long
+    for place, value in ((1, state * 0), (2, state)):
+        norm.replace_input_with(place, constant(exact, f"last_norm_{place}", value))
+    dense = next(node for node in exact.graph if node.op_type == "Gemm")
+    normalised = exact.graph.outputs[0].producer().inputs[0]  # what L2 divides: take the mean, not the Dense layers'
+    normalised.replace_all_uses_with(dense.inputs[0])
+    exact.graph.outputs[0].shape = ir.Shape(["batch", 32])
+    low = lower(exact, precision)
+    batch = TokenBatch.from_rows([np.arange(4096) % 25])
+    for model in (rounding_twin(low, precision), *([low] if precision == "fp16" else [])):  # bf16 has no runtime here
+        session = open_model(model)
+        found = session.run(None, make_feed(layout, [value.name for value in session.get_inputs()], batch))[0]
+        assert found == pytest.approx((np.sign(state) / 32**0.5)[None], rel=1e-5)
+
+
+def constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+    """A new constant of a graph."""
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
+    value.type = ir.TensorType(value.const_value.dtype)
+    model.graph.register_initializer(value)
+    return value
+
+
+def replace_constant(model: ir.Model, old: ir.Value, array: np.ndarray) -> None:
+    """Another array for all that read a constant."""
+    old.replace_all_uses_with(constant(model, f"{old.name}_replaced", array))
+
+
 def scaled(model: ir.Model) -> None:
     """One layer's input scale doubled."""
     value = next(v for name, v in model.graph.initializers.items() if name.endswith((":input_scale", ":int8_scale")))
@@ -278,6 +349,7 @@ def test_inspect_shows_all_graphs_in_one_table(bundle: Bundle, capsys: pytest.Ca
     ("options", "said"),
     [
         ({"calibration": Path("texts.txt")}, "calibration is for precision int8, which --precision does not name"),
+        ({"gate_corpus": Path("texts.txt")}, "gate_corpus is for precision int8, which --precision does not name"),
         ({"min_cosine": 0.99}, "min_cosine is for precision fp16, bf16, int8, which --precision does not name"),
         ({"min_cosine": 1.5, "precisions": ("int8",)}, "expected a number from 0 to under 1"),
     ],
