@@ -26,6 +26,8 @@ if BESIDE_OTHERS:  # the workers share the cores; said before torch is imported
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build"
+# They start real servers, and each server sweeps up after dead ones.
+SERVER_FILES = ("test_server.py", "test_served_model.py", "test_faults.py", "test_lint_proofs.py")
 Cli = Callable[..., tuple[int, str, str]]
 
 WORDS = [
@@ -36,13 +38,18 @@ WORDS = [
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file stays in one worker, and so do both files with real servers: each server sweeps up after dead ones."""
+    """A file stays in one worker, and so do both files with real servers: each server sweeps up after dead ones.
+
+    The longest file is shared out by architecture, for which it traces anew anyway.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "servers" if file.endswith(("/test_server.py", "/test_served_model.py")) else file
+            if file.endswith("/test_architectures.py"):
+                return f"{file}{nodeid.partition('[')[2]}"
+            return "servers" if Path(file).name in SERVER_FILES else file
 
     return Files(config, log)
 
@@ -140,6 +147,18 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint exported in both flavours."""
     return made_once(tmp_path_factory, "bundle", lambda folder: export_tiny(tiny_checkpoint, folder / "tiny.bundle"))
+
+
+@pytest.fixture(scope="session")
+def both_layouts(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint exported padded and packed, in the portable flavour."""
+
+    def make(folder: Path) -> Path:
+        return export_tiny(
+            tiny_checkpoint, folder / "tiny.bundle", flavours=("portable",), layouts=("padded", "packed")
+        )
+
+    return made_once(tmp_path_factory, "layouts", make)
 
 
 def export_tiny(
