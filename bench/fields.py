@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-OBSERVATION, QUALITY = "observation", "quality"
-KINDS = (OBSERVATION, QUALITY, "rejected", "not run")
+OBSERVATION, QUALITY, PROBE, CEILING, BLOCK = "observation", "quality", "probe", "ceiling", "block"
+KINDS = (OBSERVATION, QUALITY, "rejected", "not run", PROBE, CEILING, BLOCK)
 FALLEN = ("rejected", "not run")
 GPU_STATES = ("measured", *FALLEN)
 
@@ -37,6 +37,16 @@ _SECONDS: _Check = (lambda value: _number(value, 1e-9), "a finite number above 0
 _CORRELATION: _Check = (lambda value: _number(value, -100.01, 100.01), "a number from -100 to 100")
 _PERCENT: _Check = (lambda value: _number(value, 0, 100), "a number from 0 to 100")
 _TOKENS: _Check = (lambda value: value is None or _integer(value, 1), "a whole number, 1 or more, or null")
+_SHARE: _Check = (lambda value: _number(value, 0, 1), "a number from 0 to 1")
+_FLOP: _Check = (lambda value: value is None or _number(value, 1, 1e30), "a number of operations, or null")
+_NUMBERS: _Check = (
+    lambda value: isinstance(value, list) and bool(value) and all(_number(item, 0) for item in value),
+    "a list of numbers, 0 or more",
+)
+_NUMBERS_OR_NONE: _Check = (
+    lambda value: isinstance(value, list) and all(_number(item, 0) for item in value),
+    "a list of numbers, 0 or more, or an empty one",
+)
 _SPREAD: _Check = (
     lambda value: isinstance(value, dict) and all(_number(value.get(name), 1e-9) for name in ("median", "min", "max")),
     "median, min and max, each a finite number above 0",
@@ -53,11 +63,9 @@ _PLAN: _Check = (
 )
 
 
-_SHARED = _all(_TEXT, "run date cpu contestant policy batch corpus corpus_source") | {
+_RUN = _all(_TEXT, "run date cpu") | {"cpu_cores": _ONE_OR_MORE, "gpus": _LIST, "versions": _TABLE}
+_ROW = _all(_TEXT, "contestant policy batch corpus corpus_source") | {
     **_all(_FLAG, "tokenisation_inside baseline"),
-    "cpu_cores": _ONE_OR_MORE,
-    "gpus": _LIST,
-    "versions": _TABLE,
     "place": _COUNT,
     "texts": _ONE_OR_MORE,
 }
@@ -68,14 +76,79 @@ _DESCRIBED = {
     **_all(_ONE_OR_MORE, "tokens longest warmup repeats"),
     **_all(_COUNT, "sessions threads"),
 }
-_TIMED = {"seconds": _SECONDS, "computed_tokens": _TOKENS, "worst_cosine": _COSINE}
+_TIMED = {
+    "seconds": _SECONDS,
+    "computed_tokens": _TOKENS,
+    "worst_cosine": _COSINE,
+    **_all(_COUNT, "repeat turn"),
+    "flop": _FLOP,
+}
 _QUALITY = {
     **_all(_COSINE, "worst_cosine mean_cosine alone_cosine"),
     "sts": _TEXT,
     "spearman": _CORRELATION,
     "alone_texts": _ONE_OR_MORE,
+    "neighbours_kept": _SHARE,
 }
 _BY_KIND = {OBSERVATION: _TIMED, QUALITY: _QUALITY, **dict.fromkeys(FALLEN, _REASON)}
+# Of a run as a whole, or of a contestant in a process of its own.
+_APART = {
+    CEILING: {"precision": _TEXT, "flops": _FLOP, "threads_asked": _COUNT},
+    PROBE: {
+        **_all(_TEXT, "contestant model precision"),
+        **_all(_SECONDS, "startup_s peak_mb"),
+        "single_ms": _NUMBERS,
+        "probe_texts": _ONE_OR_MORE,
+        "threads_asked": _COUNT,
+    },
+    BLOCK: {"signature": _TEXT},
+}
+
+# Of the benchmarks beside the grid, each record whole in itself: its kind, and its fields.
+TABLE7, PAIR_SEARCH, GROWTH, LOAD = "table7", "pair-search", "growth", "load"
+_PLACE = _all(_TEXT, "device device_name") | {"threads": _ONE_OR_MORE}
+OTHERS: dict[str, tuple[str, dict[str, _Check]]] = {
+    TABLE7: (
+        "timing",
+        {
+            **_PLACE,
+            **_all(_TEXT, "encoder policy corpus_source"),
+            **_all(_ONE_OR_MORE, "texts tokens"),
+            **_all(_COUNT, "repeat turn"),
+            "seconds": _SECONDS,
+            "computed_tokens": _TOKENS,
+        },
+    ),
+    PAIR_SEARCH: (
+        "step",
+        {
+            **_PLACE,
+            **_all(_TEXT, "step what corpus_source"),
+            **_all(_SECONDS, "seconds whole_seconds"),
+            **_all(_ONE_OR_MORE, "measured whole"),
+        },
+    ),
+    GROWTH: (
+        "size",
+        {
+            **_PLACE,
+            **_all(_TEXT, "model precision layout corpus_source"),
+            "texts": _ONE_OR_MORE,
+            **_all(_SECONDS, "seconds peak_mb"),
+        },
+    ),
+    LOAD: (
+        "level",
+        {
+            **_all(_TEXT, "model loop corpus_source address engine precision"),
+            **_all(_ONE_OR_MORE, "texts_per_request sent"),
+            **_all(_SECONDS, "level seconds"),
+            **_all(_NUMBERS_OR_NONE, "latency_ms"),
+            "errors": _TABLE,
+            "server": _TABLE,
+        },
+    ),
+}
 
 _GPU = {
     **_all(
@@ -102,7 +175,9 @@ def fault(record: Mapping[str, Any]) -> str:
     kind = record.get("kind")
     if kind not in KINDS:
         return f"kind {kind!r} is unknown; known: {', '.join(KINDS)}"
-    checks = _SHARED | _BY_KIND[kind]
+    if kind in _APART:
+        return _first_fault(record, _RUN | _APART[kind])
+    checks = _RUN | _ROW | _BY_KIND[kind]
     if kind not in FALLEN or not _DESCRIBED.keys().isdisjoint(record):
         checks |= _DESCRIBED
     if "rows_planned" in record:  # earlier versions did not write it
@@ -120,6 +195,14 @@ def gpu_fault(record: Mapping[str, Any]) -> str:
     if status not in GPU_STATES:
         return f"status {status!r} is unknown; known: {', '.join(GPU_STATES)}"
     return _first_fault(record, _GPU | (_REASON if status in FALLEN else _GPU_TIMED))
+
+
+def other_fault(record: Mapping[str, Any]) -> str:
+    """What is wrong with a record of one of ``OTHERS``."""
+    kind, checks = OTHERS[str(record["benchmark"])]
+    if record.get("kind") != kind:
+        return f"kind {record.get('kind')!r} is unknown; known: {kind}"
+    return _first_fault(record, _RUN | checks)
 
 
 def _first_fault(record: Mapping[str, Any], checks: Mapping[str, _Check]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.metrics import PACKED, Row, Section
 from bench.records import BENCHMARK
+from bench.rows import PACKED, Row, Section
 from sentport.scheduler import BatchPolicy
 
 

@@ -1,22 +1,28 @@
-"""Which rows a run has: contestants x batch policies x tokenisation, and the flat case beside them."""
+"""Which rows a run has: models x devices x threads make blocks, contestants x policies x corpora the rows of each.
+
+A block holds what may be compared: one model, one device, one number of threads, its own baseline.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.contestants import ROWS_PER_BATCH, Contestant, Vectors, Work, bundle_engine, peer, torch_engine
+from bench.cases import Case, Settings, Workload, make_workload
+from bench.contestants import ROWS_PER_BATCH, Contestant, Vectors, Work, bundle_engine, torch_engine
 from bench.contestants import sentence_transformers as baseline
+from bench.contestants.opening import GRAPHS, KINDS, PEERS, Spec, open_contestant
 from bench.corpus import Corpus, equal_lengths
-from bench.peers import ENVIRONMENTS
+from bench.peers import variants
+from bench.peers.environments import ENVIRONMENTS
 from bench.quality import Questions, make_questions
-from bench.records import Record, Writer, run_conditions
-from bench.run import Case, Say, Session, Settings, Workload, make_workload
+from bench.records import Record
+from bench.roofline import model_flop
 from sentport.bundle import read_bundle
 from sentport.engines import FLAVOURS
 from sentport.errors import PrecisionError, SentportError
@@ -26,9 +32,10 @@ from sentport.scheduler import BatchPolicy
 from sentport.tokenizer import Tokenizer
 
 CONTESTANTS = ("sentence-transformers", "torch", "onnxruntime", "triton")
-# Measured only where they are asked for.
-PEERS = ("sentence-transformers-onnx", "sentence-transformers-qint8")
-KNOWN = (*CONTESTANTS, "openvino", *PEERS)
+# A corpus of this name is made of the texts of equal length in the first one.
+EQUAL = "equal"
+
+Missing = list[tuple[str, str]]
 
 # With tokenisation taken out, these two tell what sorting does to the engine; the other policies add nothing there.
 _APART = (BatchPolicy.ARRIVAL, BatchPolicy.SMART)
@@ -58,37 +65,45 @@ class ServerTarget:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run measures.
+    """A block: what is measured with one model on one device.
 
     Attributes:
         checkpoint: Folder of the source model, which the reference reads.
         bundle: Its bundle; without it there is no ``onnxruntime`` row.
-        corpus: What is encoded.
-        contestants: Of ``KNOWN``.
+        corpora: What is encoded, a table each.
+        contestants: Of ``KINDS``.
         policies: Batch policies, for contestants that can be told.
         precisions: Of the bundle's graphs, side by side, each with a flavour where it is named: ``int8-ort``.
         layouts: Likewise; None = those it has.
+        sessions: Engine calls in flight at once, side by side; 0 = the engine's choice.
         apart: Measure with tokenisation taken out as well.
-        flat: Measure the flat case too.
+        flat: Measure the texts of equal length in the first corpus too.
+        probe: Measure start-up, memory and single texts of each contestant in a process of its own.
+        ceilings: Measure what the machine multiplies at most.
         servers: Running servers.
         missing: Rows that cannot be run and why, for the table.
         settings: How often and in which order.
         threads: Compute threads in all; None = the cores that affinity and cgroup allow.
         device: ``cpu`` or ``cuda``; a row that runs elsewhere is an error.
-        texts: Texts to draw from the corpus; None = all.
+        texts: Texts to draw from each corpus; None = all.
         pairs: Rated sentence pairs, whose quality figures every contestant gets once; None = none.
         environments: Folder of the peers' environments.
+        grid: The grid's name; records of one name and one machine make one table.
+        signature: Of all that was asked for; a block that ends is recorded by it.
     """
 
     checkpoint: Path
     bundle: Path | None
-    corpus: Corpus
+    corpora: tuple[Corpus, ...]
     contestants: tuple[str, ...] = CONTESTANTS
     policies: tuple[BatchPolicy, ...] = tuple(BatchPolicy)
     precisions: tuple[str, ...] = ("auto",)
     layouts: tuple[str, ...] | None = None
+    sessions: tuple[int, ...] = (0,)
     apart: bool = True
     flat: bool = True
+    probe: bool = False
+    ceilings: bool = True
     servers: tuple[ServerTarget, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
     settings: Settings = field(default_factory=Settings)
@@ -97,56 +112,53 @@ class RunOptions:
     texts: int | None = None
     pairs: StsPairs | None = None
     environments: Path = ENVIRONMENTS
+    grid: str = ""
+    signature: str = ""
+
+    @property
+    def total_threads(self) -> int:
+        """Compute threads in all, as a number."""
+        return self.threads or available_cores()
+
+    @property
+    def block(self) -> Record:
+        """What all its records share."""
+        return {"model_asked": self.checkpoint.resolve().name, "threads_asked": self.total_threads}
 
 
-def measure(options: RunOptions, out: Path, say: Say, *, progress: bool = True) -> Path:
-    """Run the whole grid.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A contestant with what it was opened by."""
 
-    Args:
-        options: What to measure.
-        out: Folder of the raw file.
-        say: Takes progress lines.
-        progress: Show bars on stderr when that is a terminal.
-
-    Returns:
-        The raw file, new for this run.
-
-    Raises:
-        SentportError: When a contestant cannot be opened, or ran on another device than the one asked for.
-    """
-    missing = list(options.missing)
-    contestants = open_contestants(options, missing)
-    try:
-        workloads = _workloads(options, contestants, say)
-        cases = make_cases(options, contestants, workloads)
-        shared = run_conditions()
-        with Writer(out, shared) as writer:
-            session = Session(writer, shared, options.settings, say, progress, _questions(options, contestants[0]))
-            for place, (name, reason) in enumerate(missing, start=len(cases)):
-                session.not_run(_placeholder(name, place, options, workloads[0]), reason)
-            say(f"measuring {len(cases)} rows, {options.settings.repeats} interleaved rounds")
-            session.run(cases)
-            return writer.path
-    finally:
-        for contestant in contestants:
-            contestant.close()
+    spec: Spec
+    contestant: Contestant
 
 
-def open_contestants(options: RunOptions, missing: list[tuple[str, str]]) -> list[Contestant]:
+def open_contestants(options: RunOptions, missing: Missing) -> list[Opened]:
     """The contestants asked for, as far as there is a bundle or a server for them, the reference first.
 
     Args:
         options: What to measure.
-        missing: Gets the names of those in a precision that this machine does not run, and why.
+        missing: Gets the names of those in a precision that this machine does not run, of peers that do not, and why.
 
     Raises:
         SentportError: When none is left, or one cannot be opened.
     """
-    unknown = sorted(set(options.contestants) - set(KNOWN))
+    unknown = sorted(set(options.contestants) - set(KINDS))
     if unknown:
-        raise SentportError(f"contestant {', '.join(unknown)} is unknown; known: {', '.join(KNOWN)}")
-    opened = list(_opened(options, options.threads or available_cores(), missing))
-    if not opened or opened[0].name not in (baseline.NAME, torch_engine.NAME):
+        raise SentportError(f"contestant {', '.join(unknown)} is unknown; known: {', '.join(KINDS)}")
+    opened = []
+    for spec in specs(options):
+        try:
+            opened.append(Opened(spec, open_contestant(spec)))
+        except PrecisionError as error:
+            missing.append((f"sentport {spec.kind} {spec.precision} {spec.layout}", str(error)))
+        except SentportError as error:
+            if spec.kind not in PEERS:
+                raise
+            missing.append((variants()[spec.kind].title, str(error)))
+    opened = [each for each in opened if _answers(each, missing)]  # peers have been loading side by side meanwhile
+    if not opened or opened[0].contestant.name not in (baseline.NAME, torch_engine.NAME):
         raise SentportError(
             "vectors are judged by the source model's, and neither sentence-transformers nor torch is among the "
             "contestants; add one of them"
@@ -154,60 +166,92 @@ def open_contestants(options: RunOptions, missing: list[tuple[str, str]]) -> lis
     return opened
 
 
-def _opened(options: RunOptions, threads: int, missing: list[tuple[str, str]]) -> Iterator[Contestant]:
-    if "sentence-transformers" in options.contestants:
-        yield baseline.SentenceTransformersContestant(options.checkpoint, threads, options.device)
-    if "torch" in options.contestants:
-        yield torch_engine.open_contestant(options.checkpoint, threads, options.device)
-    if options.bundle:
-        yield from _on_engines(options, options.bundle, threads, missing)
-    for name in options.contestants:
-        if name in PEERS:
-            quantised = name.endswith("qint8")
-            yield peer.open_contestant(
-                options.checkpoint, threads, quantised=quantised, environments=options.environments
-            )
-    if "triton" in options.contestants and options.servers:
-        from bench.contestants.triton import TritonContestant
+def _answers(opened: Opened, missing: Missing) -> bool:
+    """Whether a peer got as far as to say what it is; others did when they were opened."""
+    if opened.spec.kind not in PEERS:
+        return True
+    try:
+        opened.contestant.conditions()
+    except SentportError as error:
+        missing.append((opened.contestant.name, str(error)))
+        opened.contestant.close()
+        return False
+    return True
 
-        source = options.checkpoint.resolve().name
+
+def specs(options: RunOptions) -> Iterator[Spec]:
+    """What a block asks to open, the reference first."""
+    shared = Spec("", str(options.checkpoint), options.total_threads, options.device)
+    for own in ("sentence-transformers", "torch"):
+        if own in options.contestants:
+            yield replace(shared, kind=own)
+    if options.bundle:
+        yield from _graph_specs(options, options.bundle, shared)
+    for peer in PEERS:
+        if peer in options.contestants:
+            yield from _peer_specs(options, replace(shared, kind=peer, environments=str(options.environments)))
+    if "triton" in options.contestants:
         several = len({server.url for server in options.servers}) > 1
         for server in dict.fromkeys(options.servers):
-            yield TritonContestant(
-                server.url, server.model, source, server.clients, server.texts_per_request, one_of_many=several
+            yield replace(
+                shared,
+                kind="triton",
+                url=server.url,
+                model=server.model,
+                clients=server.clients,
+                texts_per_request=server.texts_per_request,
+                one_of_many=several,
             )
 
 
-def _on_engines(
-    options: RunOptions, bundle: Path, threads: int, missing: list[tuple[str, str]]
-) -> Iterator[Contestant]:
-    engines = [name for name in bundle_engine.ENGINES if name in options.contestants]
+def _peer_specs(options: RunOptions, spec: Spec) -> Iterator[Spec]:
+    """A server's peer is asked as our servers are; one that encodes in a process of its own is itself."""
+    if variants()[spec.kind].command is None:
+        yield spec
+        return
+    loads = {(server.clients, server.texts_per_request) for server in options.servers} or {(16, 16)}
+    for clients, size in sorted(loads):
+        yield replace(spec, clients=clients, texts_per_request=size)
+
+
+def _graph_specs(options: RunOptions, bundle: Path, shared: Spec) -> Iterator[Spec]:
+    engines = [name for name in GRAPHS if name in options.contestants]
     layouts = options.layouts or read_bundle(bundle).layouts
-    for engine, precision, layout in product(engines, options.precisions, layouts):
+    for engine, precision, layout, sessions in product(engines, options.precisions, layouts, options.sessions):
         flavour = precision.partition("-")[2]
-        if flavour and flavour not in FLAVOURS[engine]:
-            continue
-        try:
-            yield bundle_engine.open_contestant(bundle, threads, options.device, layout, precision, engine)
-        except PrecisionError as error:
-            missing.append((f"sentport {engine} {precision} {layout}", str(error)))
+        if not flavour or flavour in FLAVOURS[engine]:
+            yield replace(
+                shared, kind=engine, bundle=str(bundle), precision=precision, layout=layout, sessions=sessions
+            )
 
 
 def make_cases(options: RunOptions, contestants: Sequence[Contestant], workloads: Sequence[Workload]) -> list[Case]:
-    """The rows of a run: the grid on the corpus, then the flat case where there is a second workload."""
-    main, *flat = workloads
-    rows = [(contestant, work, main) for contestant in contestants for work in _works(contestant, options)]
-    rows += [
-        (contestant, Work(policy), workload)
-        for workload, (name, policies) in product(flat, _FLAT)
+    """The rows of a block: the grid on every corpus, and a few on texts of equal length."""
+    rows = [
+        (contestant, work, workload)
+        for workload in workloads
         for contestant in contestants
-        if contestant.name.startswith(name)
-        for policy in policies
+        for work in (_flat_works(contestant) if workload.corpus.flat else _works(contestant, options))
     ]
     return [
-        Case(contestant, work, workload, options.device, place, _is_baseline(contestant.name, work))
+        Case(
+            contestant,
+            work,
+            workload,
+            options.device,
+            place,
+            contestant.name == baseline.NAME and work.policy is None,
+            options.block,
+        )
         for place, (contestant, work, workload) in enumerate(rows)
     ]
+
+
+def _flat_works(contestant: Contestant) -> Iterator[Work]:
+    for name, policies in _FLAT:
+        if contestant.name.startswith(name):
+            yield from (Work(policy) for policy in policies if policy in contestant.policies)
+            return
 
 
 def _works(contestant: Contestant, options: RunOptions) -> Iterator[Work]:
@@ -221,26 +265,32 @@ def _works(contestant: Contestant, options: RunOptions) -> Iterator[Work]:
             yield Work(policy, tokenised=True)
 
 
-def _is_baseline(name: str, work: Work) -> bool:
-    return name == baseline.NAME and work.policy is None
-
-
-def _workloads(options: RunOptions, contestants: Sequence[Contestant], say: Say) -> list[Workload]:
-    """The corpus, and its texts of one length, both with the reference's vectors."""
+def make_workloads(options: RunOptions, judge: Contestant, say: Callable[[str], None]) -> list[Workload]:
+    """The corpora, and texts of one length, all with the reference's vectors."""
     count_tokens, max_tokens = token_counter(options)
-    corpora = [_drawn(options.corpus, options)]
+    corpora = [drawn(corpus, options) for corpus in options.corpora]
     if options.flat:
-        flat = equal_lengths(options.corpus, count_tokens)
+        flat = equal_lengths(options.corpora[0], count_tokens)
         if flat is None:
             say("no flat case: too few texts of one length")
         else:
-            corpora.append(_drawn(flat, options))
-    judge = contestants[0]
-    reference = _reference(judge)
-    return [make_workload(corpus, count_tokens(corpus.texts), max_tokens, reference, judge.name) for corpus in corpora]
+            corpora.append(drawn(flat, options))
+    reference = reference_of(judge)
+    return [
+        make_workload(
+            corpus,
+            lengths := count_tokens(corpus.texts),
+            max_tokens,
+            reference,
+            judge.name,
+            model_flop(options.checkpoint, lengths),
+        )
+        for corpus in corpora
+    ]
 
 
-def _reference(judge: Contestant) -> Callable[[Sequence[str]], Vectors]:
+def reference_of(judge: Contestant) -> Callable[[Sequence[str]], Vectors]:
+    """What gives the right vectors of any texts: the contestant that judges the others."""
     work = Work(judge.policies[0] if judge.name == baseline.NAME else BatchPolicy.TOKEN_BUDGET)
 
     def reference(texts: Sequence[str]) -> Vectors:
@@ -250,13 +300,15 @@ def _reference(judge: Contestant) -> Callable[[Sequence[str]], Vectors]:
     return reference
 
 
-def _questions(options: RunOptions, judge: Contestant) -> Questions | None:
+def questions_of(options: RunOptions, judge: Contestant) -> Questions | None:
+    """What is asked about quality, where there are rated pairs."""
     if options.pairs is None:
         return None
-    return make_questions("STS-B test", options.pairs, _reference(judge), options.settings.seed)
+    return make_questions("STS-B test", options.pairs, reference_of(judge), options.settings.seed)
 
 
-def _drawn(corpus: Corpus, options: RunOptions) -> Corpus:
+def drawn(corpus: Corpus, options: RunOptions) -> Corpus:
+    """As many of its texts as the block asks for, in random order."""
     return corpus.sample(options.texts or len(corpus.texts), options.settings.seed)
 
 
@@ -276,7 +328,7 @@ def token_counter(options: RunOptions) -> tuple[Callable[[Sequence[str]], NDArra
     return lambda texts: tokenizer.encode([prefix + text for text in texts]).lengths, spec.max_tokens
 
 
-def _placeholder(name: str, place: int, options: RunOptions, workload: Workload) -> Record:
+def placeholder(name: str, place: int, options: RunOptions, workload: Workload) -> Record:
     """What is known of a row that cannot be run."""
     return {
         "contestant": name,
@@ -285,6 +337,7 @@ def _placeholder(name: str, place: int, options: RunOptions, workload: Workload)
         "tokenisation_inside": True,
         "place": place,
         "baseline": False,
+        **options.block,
         "device_asked": options.device,
         "corpus": workload.corpus.name,
         "corpus_source": workload.corpus.source,

@@ -1,49 +1,36 @@
-"""The report as one HTML page that needs nothing but itself: no script, no font, no picture from elsewhere."""
+"""The report as one HTML page that needs nothing but itself: its style and its script are inside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from bench.boards import Board, Cell, Table
+from bench.charts import render_chart
 from bench.findings import Finding
-from bench.metrics import MEASURED, Row, Section
 
-Columns = Sequence[tuple[str, bool]]
-Table = Callable[[Section], tuple[Columns, list[list[str]]]]
-
-_STYLE = Path(__file__).with_name("page.css")
-_HUES = 6  # colours that page.css has for contestants
-# The drawing's own units; it is stretched to the width that the page has.
-_WIDTH, _HEIGHT = 1000.0, 20.0
+_STYLE, _SCRIPT = Path(__file__).with_name("page.css"), Path(__file__).with_name("page.js")
 
 
-def render_page(
-    title: str,
-    parts: Sequence[Section],
-    found: Sequence[Finding],
-    table: Table,
-    how_to_read: Sequence[str],
-) -> str:
+def render_page(title: str, boards: Sequence[Board], found: Sequence[Finding], how_to_read: Sequence[str]) -> str:
     """The whole page.
 
     Args:
         title: Its heading.
-        parts: What to show, a chart and a table each.
+        boards: What to show.
         found: Headline figures.
-        table: A section's headings, whether numbers stand under them, and each row as text.
         how_to_read: Paragraphs that say what the figures hold.
     """
-    names = list(dict.fromkeys(row.contestant for part in parts for row in part.rows))
-    hues = {name: place % _HUES for place, name in enumerate(names)}
-    blocks = [_section(part, hues, table) for part in parts]
+    blocks = "\n".join(_board(board) for board in boards)
     reading = "".join(f"<li>{escape(line)}</li>" for line in how_to_read)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(title)}</h1>\n{_tiles(found)}\n" + "\n".join(blocks) + "\n<section>\n<h2>How to read this</h2>\n"
-        f'<ul class="reading">{reading}</ul>\n</section>\n</main>\n</body>\n</html>\n'
+        f"<h1>{escape(title)}</h1>\n{_tiles(found)}\n{blocks}\n<section>\n<h2>How to read this</h2>\n"
+        f'<ul class="reading">{reading}</ul>\n</section>\n</main>\n'
+        f"<script>\n{_SCRIPT.read_text(encoding='utf-8')}</script>\n</body>\n</html>\n"
     )
 
 
@@ -53,79 +40,50 @@ def _tiles(found: Sequence[Finding]) -> str:
         f'<span class="note">{escape(finding.note)}</span></li>'
         for finding in found
     ]
-    return f'<ul class="tiles">{"".join(tiles)}</ul>'
+    return f'<ul class="tiles">{"".join(tiles)}</ul>' if tiles else ""
 
 
-def _section(part: Section, hues: dict[str, int], table: Table) -> str:
-    return (
-        f"<section>\n<h2>{escape(part.title)}</h2>\n{_chart(part.rows, hues)}\n"
-        f"{_table(part, table)}\n{_fallen(part)}{_conditions(part)}\n</section>"
-    )
+def _board(board: Board) -> str:
+    charts = "\n".join(render_chart(chart) for chart in board.charts)
+    tables = "\n".join(_table(table, board.title) for table in board.tables)
+    below = f"{_remarks(board)}{_conditions(board)}"
+    return f"<section>\n<h2>{escape(board.title)}</h2>\n{charts}\n{tables}\n{below}\n</section>"
 
 
-def _chart(rows: Sequence[Row], hues: dict[str, int]) -> str:
-    measured = [row for row in rows if row.status == MEASURED]
-    if not measured:
-        return "<p>No row was measured.</p>"
-    full = max(row.fastest or 0.0 for row in measured)
-    base = next((row.rate for row in measured if row.baseline), None)
-    bars = "\n".join(_bar(row, full, base, hues[row.contestant]) for row in measured)
-    dashes = ", dashes = the baseline" if base else ""
-    return (
-        f'<figure>\n<ol class="chart">\n{bars}\n</ol>\n'
-        f"<figcaption>sentences/s: bar = median, whisker = slowest to fastest call{dashes}</figcaption>\n</figure>"
-    )
-
-
-def _bar(row: Row, full: float, base: float | None, hue: int) -> str:
-    def place(rate: float | None) -> float:
-        return round(_WIDTH * 0.995 * (rate or 0.0) / full, 1)  # a whisker at the very edge would be cut in half
-
-    middle, low, high = _HEIGHT / 2, place(row.slowest), place(row.fastest)
-    rate = f"{row.rate:,.0f}" if row.rate else ""
-    detail = ", ".join(text for text in (row.policy, row.batch) if text)
-    tokens = "" if row.tokenisation_inside else "tokenised before"
-    small = " · ".join(text for text in (detail, tokens, row.precision) if text)
-    marks = f"M{low} {middle}H{high}M{low} 5V15M{high} 5V15"
-    baseline = f'<path class="base" d="M{place(base)} 0V{_HEIGHT}"/>' if base else ""
-    return (
-        f'<li class="hue{hue}"><span class="label"><b>{escape(row.contestant)}</b> {escape(small)}</span>'
-        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(row.contestant)}, {escape(small)}: {rate} sentences per second">'
-        f'<rect width="{place(row.rate)}" height="{_HEIGHT:.0f}"/>{baseline}<path class="whisker" d="{marks}"/>'
-        f'</svg><span class="value">{rate}</span></li>'
-    )
-
-
-def _table(part: Section, table: Table) -> str:
+def _table(table: Table, title: str) -> str:
     def kind(number: bool) -> str:
         return ' class="number"' if number else ""
 
-    columns, rows = table(part)
-    head = "".join(f'<th scope="col"{kind(number)}>{escape(name)}</th>' for name, number in columns)
-    body = "\n".join(
-        f"<tr{' class=baseline' if row.baseline else ''}>"
-        + "".join(f"<td{kind(number)}>{escape(text)}</td>" for text, (_, number) in zip(cells, columns, strict=True))
-        + "</tr>"
-        for row, cells in zip(part.rows, rows, strict=True)
+    head = "".join(
+        f'<th scope="col"{kind(column.number)}><button type="button">{escape(column.heading)}</button></th>'
+        for column in table.columns
     )
-    label = escape(f"figures of {part.title}")
+    body = "\n".join(
+        f"<tr{' class=baseline' if place in table.marked else ''}>"
+        + "".join(
+            f"<td{kind(column.number)}{_value(cell)}>{escape(cell.text)}</td>"
+            for cell, column in zip(cells, table.columns, strict=True)
+        )
+        + "</tr>"
+        for place, cells in enumerate(table.rows)
+    )
+    label = escape(f"{table.caption or 'figures'}: {title}")
+    caption = f"<h3>{escape(table.caption)}</h3>\n" if table.caption else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n<table>\n'
+        f'{caption}<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n<table>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
     )
 
 
-def _fallen(part: Section) -> str:
-    lines = [
-        f"<li><b>{escape(row.contestant)}</b>, {escape(row.policy)}: {escape(row.status)}: {escape(row.reason)}</li>"
-        for row in part.rows
-        if row.status != MEASURED
-    ]
-    lines += [f"<li>{escape(remark)}</li>" for remark in part.remarks]
-    return f'<ul class="fallen">{"".join(lines)}</ul>\n' if lines else ""
+def _value(cell: Cell) -> str:
+    return "" if cell.value is None else f' data-value="{cell.value:.9g}"'
 
 
-def _conditions(part: Section) -> str:
-    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in part.conditions.items())
-    return f"<details open><summary>Conditions</summary><dl>{lines}</dl></details>"
+def _remarks(board: Board) -> str:
+    lines = "".join(f"<li>{escape(remark)}</li>" for remark in board.remarks)
+    return f'<ul class="fallen">{lines}</ul>\n' if lines else ""
+
+
+def _conditions(board: Board) -> str:
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in board.conditions.items())
+    return f"<details open><summary>Conditions</summary><dl>{lines}</dl></details>" if lines else ""

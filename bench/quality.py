@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.contestants import Contestant, Vectors, Work
 from bench.records import Record
 from sentport.evaluation.metrics import cosine_pairs
+from sentport.evaluation.neighbours import neighbour_churn
 from sentport.evaluation.scoring import correlate, rate
 from sentport.evaluation.sts import StsPairs
 
@@ -54,7 +55,8 @@ def ask(contestant: Contestant, work: Work, questions: Questions) -> Record:
 
     Returns:
         ``sts`` the pairs' name, ``spearman`` with the human scores, x 100; ``worst_cosine`` and ``mean_cosine`` to the
-        reference; ``alone_cosine``, the worst of a text's vector alone with its vector in company.
+        reference; ``alone_cosine``, the worst of a text's vector alone with its vector in company;
+        ``neighbours_kept``, the mean share of each text's ten nearest by the reference that stay among its ten nearest.
     """
 
     def embed(texts: Sequence[str]) -> Vectors:
@@ -64,12 +66,14 @@ def ask(contestant: Contestant, work: Work, questions: Questions) -> Record:
     texts = _texts(questions.pairs)
     together = embed(texts)  # [N, dim]
     cosines = cosine_pairs(together, questions.expected)  # [N]
+    distinct = list({text: row for row, text in enumerate(texts)}.values())
     alone = [float(cosine_pairs(embed([texts[row]]), together[row : row + 1])[0]) for row in questions.alone]
     return {
         "sts": questions.name,
         "spearman": correlate(rate({questions.name: questions.pairs}, lambda _: together)),
         "worst_cosine": float(cosines.min()),
         "mean_cosine": float(cosines.mean()),
+        "neighbours_kept": neighbour_churn(questions.expected[distinct], together[distinct]).kept,
         "alone_cosine": min(alone),
         "alone_texts": len(alone),
     }

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.contestants import Conditions
-from bench.fields import fault, gpu_fault
+from bench.fields import OTHERS, fault, gpu_fault, other_fault
 from sentport.errors import SentportError
 from sentport.hardware import available_cores, cpu_model, cuda_devices, installed_versions
 
@@ -31,6 +31,7 @@ _PACKAGES = (
     "onnxruntime",
     "onnxruntime-gpu",
     "openvino",
+    "sentport-native",
     "tritonclient",
 )
 
@@ -41,10 +42,11 @@ class Writer:
     Args:
         folder: Where raw files lie; made where it is missing.
         shared: What is the same for every record of the run.
+        benchmark: Which benchmark they are of.
     """
 
-    def __init__(self, folder: Path, shared: Record) -> None:
-        self._shared = {"format": FORMAT, "benchmark": BENCHMARK, **shared}
+    def __init__(self, folder: Path, shared: Record, benchmark: str = BENCHMARK) -> None:
+        self._shared = {"format": FORMAT, "benchmark": benchmark, **shared}
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{shared['run']}.jsonl"
         try:
@@ -53,7 +55,7 @@ class Writer:
             raise SentportError(f"{self.path} exists; raw records are never replaced, so name another folder") from None
 
     def write(self, kind: str, record: Record) -> None:
-        """Append one record: ``observation``, ``quality``, ``rejected`` or ``not run``."""
+        """Append one record of a kind that ``bench/fields.py`` knows."""
         self._file.write(json.dumps({"kind": kind, **record, **self._shared}, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -86,6 +88,12 @@ def contestant_conditions(conditions: Conditions, shared: Record) -> Record:
     return {**asdict(conditions), "device_name": shared["gpus"][0] if on_gpu else shared["cpu"]}
 
 
+def versions_and_date(record: Record) -> dict[str, str]:
+    """What a report says of a record's versions and date."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    return {"versions": versions, "date": record["date"]}
+
+
 def read_records(paths: Sequence[Path]) -> list[Record]:
     """Read raw files, of this benchmark or of ``bench.gpu_check``; a file named twice counts once.
 
@@ -105,14 +113,14 @@ def _read(path: Path) -> list[Record]:
     try:
         *lines, last = path.read_text(encoding="utf-8").split("\n")  # what follows the last line's end: nothing
     except (OSError, UnicodeDecodeError) as error:
-        raise SentportError(f"{path} cannot be read ({error}); expected JSON lines of `sentport bench run`") from None
+        raise SentportError(f"{path} cannot be read ({error}); expected JSON lines of `sentport bench`") from None
     cut = bool(last.strip())
     records = [
         {**_parse(line, path, number), "file": path.name, "cut": cut}
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
-    if records and not any(record["benchmark"] == BENCHMARK or record["kind"] == "row" for record in records):
+    if records and not any(record["benchmark"] != GPU_BENCHMARK or record["kind"] == "row" for record in records):
         raise SentportError(f"{path} has no row; expected records of a whole run of `bench.gpu_check`, so run it again")
     return records
 
@@ -120,7 +128,7 @@ def _read(path: Path) -> list[Record]:
 def _parse(line: str, path: Path, number: int) -> Record:
     try:
         record: Record = json.loads(line)
-        known = record["format"] == FORMAT and record["benchmark"] in (BENCHMARK, GPU_BENCHMARK)
+        known = record["format"] == FORMAT and record["benchmark"] in (BENCHMARK, GPU_BENCHMARK, *OTHERS)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SentportError(
             f"{path}, line {number}: no record; expected JSON lines of `sentport bench run` or `bench.gpu_check`"
@@ -128,9 +136,11 @@ def _parse(line: str, path: Path, number: int) -> Record:
     if not known:
         raise SentportError(
             f"{path}, line {number}: format {record['format']} of benchmark {record['benchmark']!r}; this version "
-            f"reads format {FORMAT} of {BENCHMARK} and {GPU_BENCHMARK}; measure again, or use the version that wrote it"
+            f"reads format {FORMAT} of {', '.join((BENCHMARK, GPU_BENCHMARK, *OTHERS))}; measure again, or use the "
+            "version that wrote it"
         )
-    wrong = gpu_fault(record) if record["benchmark"] == GPU_BENCHMARK else fault(record)
+    judge = {BENCHMARK: fault, GPU_BENCHMARK: gpu_fault}.get(record["benchmark"], other_fault)
+    wrong = judge(record)
     if wrong:
         raise SentportError(f"{path}, line {number}: {wrong}; measure again, or take the line out")
     return record

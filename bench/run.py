@@ -8,89 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median_low
+from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bench.contestants import Contestant, Vectors, Work, batch_size
-from bench.corpus import Corpus
-from bench.judge import (
-    COSINE_GATE,
-    Rejected,
-    Trial,
-    Trials,
-    compare,
-    examine,
-    examine_at_size,
-    make_trials,
-    refuse_work_in_prepare,
-    timed,
-)
+from bench.cases import Case, Settings, check_device, in_turn
+from bench.contestants import Vectors, Work
+from bench.intervals import Call, speedups, spread_of
+from bench.judge import COSINE_GATE, Rejected, compare, examine, examine_at_size, refuse_work_in_prepare, timed
 from bench.quality import Questions, ask
 from bench.records import Record, Writer, contestant_conditions
-from sentport.errors import EngineError, SentportError
+from sentport.errors import EngineError
 from sentport.progress import Progress
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How often and in which order.
-
-    Attributes:
-        warmup: Calls over the whole corpus before those that count; the first is judged, so at least one.
-        repeats: Rounds that count.
-        seed: Of the order within each round.
-    """
-
-    warmup: int = 1
-    repeats: int = 5
-    seed: int = 5
-
-    def __post_init__(self) -> None:
-        if self.warmup < 1 or self.repeats < 1:
-            raise SentportError(f"warm-up {self.warmup} and repeats {self.repeats}: both must be 1 or more")
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A corpus and what is right for it.
-
-    Attributes:
-        corpus: N texts.
-        lengths: ``[N]`` tokens of each, after the model's limit.
-        whole: The corpus with the reference's vectors.
-        trials: What a contestant passes before it meets the corpus.
-        reference: Whose vectors are right, for the record.
-    """
-
-    corpus: Corpus
-    lengths: NDArray[np.int64]
-    whole: Trial
-    trials: Trials
-    reference: str
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row to be.
-
-    Attributes:
-        contestant: Who.
-        work: Its way of batching.
-        workload: The corpus.
-        device: The device asked for.
-        place: Among the rows of the table, unique within a run.
-        baseline: Whether the others' ratios refer to it.
-    """
-
-    contestant: Contestant
-    work: Work
-    workload: Workload
-    device: str
-    place: int = 0
-    baseline: bool = False
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -114,7 +44,7 @@ class Session:
     questions: Questions | None = None
     _passed: dict[tuple[str, Work], float] = field(default_factory=dict)
     _planned: Counter[str] = field(default_factory=Counter)
-    _times: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # by place: (prepare_s, seconds)
+    _times: dict[int, list[tuple[float, Call]]] = field(default_factory=dict)  # by place: prepare_s, and the call
     _memory: dict[str, str] = field(default_factory=dict)  # by contestant: how it was seen, or nothing
 
     def run(self, cases: Sequence[Case]) -> None:
@@ -127,17 +57,7 @@ class Session:
         for case in cases:
             check_device(case)
         admitted = [case for case in self._with_progress("judging", cases) if self._attempt(case, self._admit)]
-        order = random.Random(self.settings.seed)
-        for number in range(self.settings.repeats):
-            # A random order in every round, so that the machine's drift hits all rows alike.
-            shuffled = order.sample(admitted, len(admitted))
-            label = f"round {number + 1} of {self.settings.repeats}"
-            failed = [
-                case
-                for case in self._with_progress(label, shuffled)
-                if not self._attempt(case, partial(self._observe, repeat=number))
-            ]
-            admitted = [case for case in admitted if not any(case is other for other in failed)]
+        admitted = self._rounds(admitted)
         # The fastest on the whole corpus first: it stands for its contestant, and is the cheapest to run once more.
         for case in self._with_progress("last checks", sorted(admitted, key=self._size_and_speed)):
             self._attempt(case, self._judge_times)
@@ -146,14 +66,38 @@ class Session:
             for case in self._with_progress("quality", list(first.values())):
                 self._attempt(case, partial(self._ask, self.questions))
 
+    def _rounds(self, admitted: list[Case]) -> list[Case]:
+        """Time the cases until each is known well enough; those that never failed."""
+        order = random.Random(self.settings.seed)
+        repeats = self.settings.repeats
+        for number in range(self.settings.most or repeats):
+            wanted = [case for case in admitted if number < repeats or not self._is_known(case, admitted)]
+            if all(case.baseline for case in wanted) and number >= repeats:
+                break
+            failed: set[int] = set()
+            turns = list(enumerate(in_turn(wanted, order)))
+            for turn, case in self._with_progress(f"round {number + 1}", turns):
+                if case.place not in failed and not self._attempt(case, partial(self._observe, place=(number, turn))):
+                    failed.add(case.place)
+            admitted = [case for case in admitted if case.place not in failed]
+        return admitted
+
+    def _is_known(self, case: Case, cases: Sequence[Case]) -> bool:
+        if case.baseline:
+            return False
+        base = next((each for each in cases if each.baseline and each.workload is case.workload), None)
+        calls = [call for _, call in self._times[case.place]]
+        found = speedups(calls, [call for _, call in self._times[base.place]]) if base else []
+        return spread_of(found or [1 / call.seconds for call in calls]).width <= self.settings.tight
+
     def not_run(self, record: Record, reason: str) -> None:
         """Write a row that could not be run."""
         self.writer.write("not run", {**record, "reason": reason})
 
-    def _with_progress(self, label: str, cases: Sequence[Case]) -> Iterator[Case]:
-        with Progress(label, len(cases), "rows", shown=self.progress) as bar:
-            for case in cases:
-                yield case
+    def _with_progress(self, label: str, items: Sequence[T]) -> Iterator[T]:
+        with Progress(label, len(items), "rows", shown=self.progress) as bar:
+            for item in items:
+                yield item
                 bar.advance(1)
 
     def _attempt(self, case: Case, step: Callable[[Case], None]) -> bool:
@@ -182,17 +126,19 @@ class Session:
             vectors, _, _ = timed(case.contestant, case.workload.corpus.texts, case.work)
             self._judge(case, vectors)
 
-    def _observe(self, case: Case, repeat: int) -> None:
+    def _observe(self, case: Case, place: tuple[int, int]) -> None:
+        repeat, turn = place
         vectors, prepare_s, seconds = timed(case.contestant, case.workload.corpus.texts, case.work)
         computed = case.contestant.computed_tokens()
         worst = self._judge(case, vectors)  # of this very answer, outside the clock
         check_device(case)
-        self._times.setdefault(case.place, []).append((prepare_s, seconds))
+        self._times.setdefault(case.place, []).append((prepare_s, Call(("", repeat), turn, seconds)))
         observed = {"seconds": seconds, "prepare_s": prepare_s, "computed_tokens": computed, "worst_cosine": worst}
-        self.writer.write("observation", {**self._describe(case), "repeat": repeat, **observed})
+        self.writer.write("observation", {**self._describe(case), "repeat": repeat, "turn": turn, **observed})
 
     def _judge_times(self, case: Case) -> None:
-        prepare_s, seconds = (median_low(column) for column in zip(*self._times[case.place], strict=True))
+        prepare_s = median_low(prepared for prepared, _ in self._times[case.place])
+        seconds = self._seconds(case)
         if not case.work.tokenised:
             refuse_work_in_prepare(prepare_s, seconds)
         name, workload = case.contestant.name, case.workload
@@ -209,67 +155,33 @@ class Session:
         self.writer.write("quality", {**self._describe(case), **ask(case.contestant, case.work, questions)})
 
     def _size_and_speed(self, case: Case) -> tuple[int, float]:
-        return -len(case.workload.corpus.texts), median_low(seconds for _, seconds in self._times[case.place])
+        return -len(case.workload.corpus.texts), self._seconds(case)
+
+    def _seconds(self, case: Case) -> float:
+        return median_low(call.seconds for _, call in self._times[case.place])
 
     def _judge(self, case: Case, vectors: Vectors) -> float:
         return compare(vectors, case.workload.whole, case.contestant.conditions())
 
     def _describe(self, case: Case) -> Record:
-        work, workload = case.work, case.workload
+        workload = case.workload
         conditions = case.contestant.conditions()
         return {
-            "contestant": case.contestant.name,
-            "policy": work.policy_name,
-            "batch": batch_size(work, conditions),
-            "tokenisation_inside": not work.tokenised,
+            **case.identity,
             "place": case.place,
             "baseline": case.baseline,
             **contestant_conditions(conditions, self.shared),
-            "device_asked": case.device,
-            "corpus": workload.corpus.name,
-            "corpus_source": workload.corpus.source,
-            "texts": len(workload.corpus.texts),
             "distinct_texts": len(set(workload.corpus.texts)) == len(workload.corpus.texts),
             "tokens": int(workload.lengths.sum()),
             "longest": int(workload.lengths.max()),
+            "flop": workload.flop,
             "reference": workload.reference,
             "cosine_gate": COSINE_GATE[conditions.precision],
             "warmup": self.settings.warmup,
             "repeats": self.settings.repeats,
             "rows_planned": dict(self._planned),
-            "order": f"interleaved, random in each round, seed {self.settings.seed}",
+            "order": (
+                "the baseline first, last and between in every round, the others in random order, "
+                f"seed {self.settings.seed}"
+            ),
         }
-
-
-def check_device(case: Case) -> None:
-    """Refuse a row that did not run where it was asked to.
-
-    Raises:
-        EngineError: Naming both devices.
-    """
-    found = case.contestant.conditions().device
-    if found != case.device:
-        raise EngineError(
-            f"{case.contestant.name} ran on {found}, but {case.device} was asked for; ask for the device that is "
-            "there, or let `sentport doctor` say what is missing"
-        )
-
-
-def make_workload(
-    corpus: Corpus,
-    lengths: NDArray[np.int64],
-    max_tokens: int,
-    reference: Callable[[Sequence[str]], Vectors],
-    reference_name: str,
-) -> Workload:
-    """A corpus with the reference's vectors and the trials drawn from it.
-
-    Args:
-        corpus: N texts.
-        lengths: ``[N]`` tokens of each.
-        max_tokens: The model's length limit.
-        reference: Right vectors of any texts.
-        reference_name: Whose they are.
-    """
-    whole = Trial("the whole corpus", corpus.texts, reference(corpus.texts))
-    return Workload(corpus, lengths, whole, make_trials(corpus.texts, max_tokens, reference), reference_name)

@@ -1,9 +1,8 @@
-"""``python -m bench.search --bundle B``: seconds of pairs, clusters and searches over real sentences.
+"""``python -m bench.search --bundle B``: milliseconds of searches over 100,000 vectors, one query at a time.
 
-What the Sentence-BERT paper names as its reason to exist (section 1): the most similar pair among 10,000 sentences,
-where BERT itself takes 65 hours, and clustering of 10,000. Then searches over 100,000 vectors, one query at a time. The
-sentences are distinct ones of the STS tasks and of image captions; embedding and search are timed apart. One JSON
-record goes to stdout, with the conditions that its figures depend on; progress goes to stderr.
+The sentences are distinct ones of the STS tasks and of image captions; embedding and search are timed apart. One JSON
+record goes to stdout, with the conditions that its figures depend on; progress goes to stderr. The most similar pair
+and clusters are ``sentport bench pair-search``.
 """
 
 from __future__ import annotations
@@ -29,18 +28,13 @@ from sentport.encoder import Encoder, Vectors
 from sentport.errors import SentportError
 from sentport.evaluation.sts import read_sts_task
 from sentport.inputs import read_lines
-from sentport.search.clusters import agglomerative, communities, summary
 from sentport.search.collection import Collection, collection, limited_threads, query_vectors
 from sentport.search.index import KINDS, Rows, build_index, index_parameters, recall_at_10, share_found
-from sentport.search.pairs import similar_pairs
 
 T = TypeVar("T")
 
 _STS_TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSBenchmark")
-_PAIR_SENTENCES = 10_000
 _QUERIES = 200
-# Paraphrases of one caption lie about here in all-MiniLM-L6-v2.
-_THRESHOLD = 0.7
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +44,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--bundle", required=True, help="bundle, such as all-MiniLM-L6-v2's")
     add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help=f"evaluation data (default: ${DATA_VARIABLE})")
     add("--rows", type=int, default=100_000, help="vectors to search over (%(default)s)")
-    add("--repeats", type=int, default=5, help="timed searches for pairs (%(default)s)")
     add("--threads", type=int, help="compute threads (default: the cores allowed)")
     add("--seed", type=int, default=5, help="of all draws (%(default)s)")
     options = parser.parse_args(argv)
@@ -73,21 +66,16 @@ def measure(options: argparse.Namespace) -> Record:
     some, queries = drawn[: options.rows], drawn[options.rows :]
     with limited_threads(options.threads) as threads, Encoder(options.bundle, threads=threads) as encoder:
         encoder.encode(queries[:64])  # warm-up
-        first, embedding = _timed("embedding 10,000", lambda: encoder.encode(some[:_PAIR_SENTENCES]))
-        rest, more = _timed("embedding the others", lambda: encoder.encode(some[_PAIR_SENTENCES:]))
-        vectors = np.concatenate([first, rest])
+        vectors, embedding = _timed("embedding", lambda: encoder.encode(some))
         similarity = encoder.info.similarity
-        ten = collection(np.arange(len(first)), first, some[:_PAIR_SENTENCES], similarity)
         held = collection(np.arange(len(vectors)), vectors, some, similarity)
         return {
             **run_conditions(),
-            "search_versions": {name: metadata.version(name) for name in ("faiss-cpu", "scikit-learn", "scipy")},
+            "search_versions": {name: metadata.version(name) for name in ("faiss-cpu",)},
             "encoder": asdict(encoder.info),
             "threads": threads,
             "sentences": f"{len(texts)} distinct ones of STS tasks and captions, drawn with seed {options.seed}",
-            "embedding_seconds": {str(len(first)): embedding, str(len(rest)): more},
-            "pairs": _pairs(ten, options.repeats),
-            "clusters": _clusters(ten, options.seed),
+            "embedding_seconds": embedding,
             "query_embedding_ms": _each(queries, lambda text: encoder.encode([text])),
             "search": _searches(held, query_vectors(encoder.encode(queries), similarity), options.seed),
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -104,26 +92,6 @@ def sentences(data: Path) -> list[str]:
         for group in read_lines(str(data / "captions" / file)):
             found |= dict.fromkeys(group.split("\t"))
     return [text for text in found if text.strip()]
-
-
-def _pairs(held: Collection, repeats: int) -> Record:
-    seconds = []
-    for _ in range(repeats):
-        best, taken = _timed("pairs", lambda: similar_pairs(held, 1))
-        seconds.append(taken)
-    texts = [(held.texts or [])[row] for row in best.rows[0]]
-    return {"rows": len(held.vectors), "search_seconds": seconds, "best": texts, "score": float(best.scores[0])}
-
-
-def _clusters(held: Collection, seed: int) -> list[Record]:
-    def run(name: str, cluster: Callable[[], Any]) -> Record:
-        labels, seconds = _timed(name, cluster)
-        return {"method": name, "threshold": _THRESHOLD, "seconds": seconds, **asdict(summary(held, labels, seed))}
-
-    return [
-        run("agglomerative", lambda: agglomerative(held, threshold=_THRESHOLD)),
-        run("communities", lambda: communities(held, _THRESHOLD)),
-    ]
 
 
 def _searches(held: Collection, ready: Vectors, seed: int) -> list[Record]:

@@ -43,6 +43,21 @@ class EngineContestant:
         self._computed = 0
         self._prefix = prompt_text(parts.spec.prompts, parts.spec.default_prompt, None)
 
+    def limit_sessions(self, sessions: int) -> None:
+        """Have so many calls in flight at once; 0 leaves it to the engine.
+
+        Raises:
+            SentportError: When the engine has not so many.
+        """
+        engine = self._parts.engine
+        if sessions not in (0, 1, engine.sessions):
+            raise SentportError(
+                f"{self.name} has {engine.sessions} sessions; expected that, 1, or 0 for its own choice"
+            )
+        if sessions == 1 < engine.sessions:  # one call at a time, with all threads
+            engine.sessions, engine.threads = 1, engine.sessions * engine.threads
+            self.name = f"{self.name}, 1 session"
+
     def conditions(self) -> Conditions:
         """What its figures depend on."""
         engine = self._parts.engine

@@ -1,11 +1,11 @@
-"""Contestants that live in a Python of their own: sentence-transformers' ONNX backend, as exported and quantised."""
+"""Contestants that live in a Python of their own: the peers of ``bench/peers`` that encode in a process."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,18 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from bench import peers
 from bench.contestants import Conditions, Vectors, Work
-from bench.peers import ENVIRONMENTS, peer_python
+from bench.peers import Variant
+from bench.peers.environments import ENVIRONMENTS, peer_python
 from sentport.errors import SentportError
-from sentport.hardware import cpu_features
 from sentport.scheduler import BatchPolicy
 
-NAME = "sentence-transformers ONNX"
-ENVIRONMENT = "sentence-transformers-onnx"
-# Its default, and the fastest of 4 to 128 rows on STS-B (two Zen 3 cores, both precisions).
-ROWS = (32, 64)
-
-_WORKER = Path(__file__).parents[1] / "peer_worker.py"
+_WORKER = Path(peers.__file__).with_name("worker.py")
 _END_SECONDS = 30.0
 _TRANSPORT = "in a process of its own"
 
@@ -34,27 +30,23 @@ class PeerContestant:
     """A worker process in another Python; loading goes on beside this process until the first answer is needed.
 
     Args:
-        name: As in the table.
-        python: The Python that the peer is installed in.
+        variant: Which peer.
+        python: The Python that it is installed in.
         checkpoint: Checkpoint folder.
-        backend: As ``bench/peer_worker.py`` names it.
         threads: Its compute threads.
-        own_rows: Rows of a batch; its own way is measured with each.
     """
 
     policies: tuple[BatchPolicy | None, ...] = (None,)
     tokenises_apart = False
 
-    def __init__(
-        self, name: str, python: Path, checkpoint: Path, backend: str, threads: int, own_rows: tuple[int, ...] = ROWS
-    ) -> None:
-        self.name, self.own_rows = name, own_rows
-        self._source, self._backend, self._threads = checkpoint.resolve().name, backend, threads
+    def __init__(self, variant: Variant, python: Path, checkpoint: Path, threads: int) -> None:
+        self.name, self.own_rows, self._variant = variant.title, variant.rows, variant
+        self._source, self._threads = checkpoint.resolve().name, threads
         self._stack = ExitStack()
         # What it says, which is wanted when it ends without an answer.
         self._log = self._stack.enter_context(TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, "-I", _WORKER, checkpoint.resolve(), backend, str(threads)],
+            [python, "-I", _WORKER, variant.module.__name__, variant.kind, checkpoint.resolve(), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -67,21 +59,25 @@ class PeerContestant:
         )
         self._stack.enter_context(self._process)
         self._opened: dict[str, Any] | None = None
-        self._computed = 0
+        self._computed: int | None = 0
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
 
     def conditions(self) -> Conditions:
         """What its figures depend on, with the versions in its own Python."""
-        engine, _, quantised = self._backend.partition("-")
         opened = self._hello()
         return Conditions(
-            engine="onnxruntime" if engine == "onnx" else engine,
+            engine=self._variant.engine,
             model=self._source,
-            precision="int8" if quantised else "fp32",
+            precision=self._variant.precision,
             layout="padded",
             device="cpu",
             sessions=1,
             threads=opened["threads"],
-            own_policy="sorted by characters, {rows} rows",
+            own_policy=self._variant.grouping,
             transport=_TRANSPORT,
             peer=True,
             peer_versions=", ".join(f"{name} {version}" for name, version in opened["versions"].items()),
@@ -140,25 +136,22 @@ class PeerContestant:
         return answer
 
 
-def open_contestant(
-    checkpoint: Path, threads: int, *, quantised: bool, environments: Path = ENVIRONMENTS
-) -> PeerContestant:
-    """Sentence-transformers' ONNX backend, in fp32 or in the quantisation that it documents for this CPU.
+def open_contestant(kind: str, checkpoint: Path, threads: int, environments: Path = ENVIRONMENTS) -> PeerContestant:
+    """A peer by its name on the command line.
 
     Raises:
-        SentportError: When its environment cannot be had.
+        SentportError: When its environment cannot be had, or it is known not to run.
     """
-    python = peer_python(ENVIRONMENT, environments)
-    if not quantised:
-        return PeerContestant(NAME, python, checkpoint, "onnx", threads)
-    settings = quantisation()
-    return PeerContestant(f"{NAME} int8 {settings}", python, checkpoint, f"onnx-{settings}", threads)
+    variant = peers.variants()[kind]
+    return PeerContestant(variant, python_of(variant, environments), checkpoint, threads)
 
 
-def quantisation() -> str:
-    """The name of sentence-transformers' dynamic quantisation for this CPU."""
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return "arm64"
-    features = cpu_features() or frozenset()
-    known = {"AVX512-VNNI": "avx512_vnni", "AVX512F": "avx512"}
-    return next((name for feature, name in known.items() if feature in features), "avx2")
+def python_of(variant: Variant, environments: Path) -> Path:
+    """The Python that a peer runs in, made where it is missing.
+
+    Raises:
+        SentportError: When it cannot be had.
+    """
+    if not variant.environment:
+        return Path(sys.executable)
+    return peer_python(variant.environment, peers.requirements()[variant.environment], environments)

@@ -19,12 +19,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from bench import cli, demo
+from bench import cli, demo, models
+from bench.cases import make_workload
 from bench.contestants import OWN, Conditions, Vectors, Work, batch_size, triton
 from bench.contestants.engine import EngineContestant, Parts
+from bench.contestants.opening import open_contestant
 from bench.corpus import Corpus
-from bench.grid import RunOptions, ServerTarget, _opened, make_cases
-from bench.run import make_workload
+from bench.grid import RunOptions, ServerTarget, make_cases, specs
 from bench.server import NoServer, ServerProcess, serve_command
 from sentport.batch import TokenBatch
 from sentport.bundle import ModelSpec
@@ -143,11 +144,11 @@ def test_the_grid_measures_without_tokenisation_where_sorting_matters() -> None:
     def reference(texts: Sequence[str]) -> Vectors:
         return np.ones((len(texts), 3), np.float32)
 
-    corpus = Corpus("c", "s", TEXTS)
-    loads = [make_workload(corpus, np.array(LENGTHS), 64, reference, "r") for _ in range(2)]
+    corpora = (Corpus("c", "s", TEXTS), Corpus("c, equal lengths", "s", TEXTS, flat=True))
+    loads = [make_workload(corpus, np.array(LENGTHS), 64, reference, "r") for corpus in corpora]
     names = ("sentport torch", "sentport onnxruntime", "sentport onnxruntime packed")
     engines = [contestant(SumEngine(), name) for name in names]
-    options = RunOptions(Path("ckpt"), None, corpus, policies=(BatchPolicy.ARRIVAL, BatchPolicy.ONE_BY_ONE))
+    options = RunOptions(Path("ckpt"), None, corpora[:1], policies=(BatchPolicy.ARRIVAL, BatchPolicy.ONE_BY_ONE))
     cases = make_cases(options, engines, loads)
     found = [(case.contestant.name, case.work.policy_name, case.work.tokenised) for case in cases]
     each = [("one-by-one", False), ("arrival", False), ("arrival", True)]
@@ -233,9 +234,9 @@ def test_the_server_is_our_own_command() -> None:
 
 
 def test_the_demo_needs_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "MODEL_PACKAGE", "no_such_package_anywhere")
+    monkeypatch.setattr(models, "MODEL_PACKAGE", "no_such_package_anywhere")
     with pytest.raises(SentportError, match="pip install"):
-        demo.copy_model(tmp_path / "model")
+        models.copy_model(tmp_path / "model")
 
 
 def test_the_demo_takes_as_many_texts_as_fit_its_time() -> None:
@@ -286,7 +287,10 @@ def test_the_command_line_is_light_and_refuses_what_it_does_not_know() -> None:
         ("--texts -1", "--texts is -1"),
         ("--texts 0", "--texts is 0"),
         ("--clients 0", "--clients is 0"),
-        ("--texts-per-request 4 0", "--texts-per-request is 0"),
+        ("--texts-per-request 4,0", "--texts-per-request is 0"),
+        ("--most 0", "--most is 0"),
+        ("--tight 0", "tight is 0.0; expected more than 0"),
+        ("--triton a:1", "names a server but not its model"),
         ("--repeats 0", "--repeats is 0"),
         ("--warmup -1", "--warmup is -1"),
         ("--threads 0", "--threads is 0"),
@@ -311,7 +315,8 @@ def test_servers_are_told_apart_by_their_address(monkeypatch: pytest.MonkeyPatch
         (["a:1", "b:1"], [f"Triton at {url}, 16 texts a request" for url in ("a:1", "b:1")]),
     ):
         servers = tuple(ServerTarget(url, "m", clients=1) for url in urls)
-        opened = list(_opened(RunOptions(Path("ckpt"), None, corpus, ("triton",), servers=servers), 1, []))
+        options = RunOptions(Path("ckpt"), None, (corpus,), ("triton",), servers=servers)
+        opened = [open_contestant(spec) for spec in specs(options)]
         assert [contestant.name for contestant in opened] == names
         for contestant in opened:
             contestant.close()

@@ -2,65 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_records import SHARED, observation
 
+from bench.encoder_board import HEADINGS, board_of, cells, encoder_boards
 from bench.findings import findings
 from bench.metrics import sections
 from bench.records import Record, read_records
-from bench.report import COLUMNS, cells, render_markdown, render_table, write_report
+from bench.report import render_board, render_markdown, write_report
 from sentport.errors import SentportError
-
-SHARED = {
-    "format": 1,
-    "benchmark": "encoders",
-    "run": "r1",
-    "date": "2026-01-02T03:04:05+00:00",
-    "cpu": "Some CPU",
-    "cpu_cores": 2,
-    "gpus": [],
-    "versions": {"python": "3.11.9", "torch": "2.13.0"},
-}
-
-
-def observation(contestant: str, policy: str, seconds: float, place: int, **more: Any) -> Record:
-    """One timed call over 100 texts of 1,000 tokens."""
-    return {
-        "kind": "observation",
-        "contestant": contestant,
-        "policy": policy,
-        "batch": "32 rows",
-        "tokenisation_inside": True,
-        "place": place,
-        "baseline": place == 0,
-        "model": "m",
-        "precision": "fp32",
-        "layout": "padded",
-        "device": "cpu",
-        "device_name": "Some CPU",
-        "sessions": 1,
-        "threads": 2,
-        "transport": "in process",
-        "corpus": "STS-B",
-        "corpus_source": "its sentences",
-        "texts": 100,
-        "tokens": 1000,
-        "longest": 40,
-        "reference": "the source",
-        "warmup": 1,
-        "repeats": 3,
-        "order": "interleaved",
-        "seconds": seconds,
-        "computed_tokens": 2500,
-        "worst_cosine": 0.9999999,
-        **SHARED,
-        **more,
-    }
 
 
 @pytest.fixture
@@ -74,12 +31,17 @@ def records() -> list[Record]:
         "batch": "the server's",
     }
     out = {"kind": "rejected", "contestant": "cheat <b>", "place": 4, "reason": "it caches & more", "baseline": False}
+    base = [
+        observation("baseline lib", "own", seconds, 0, repeat=number, turn=turn)
+        for number, seconds in enumerate((2.0, 1.0, 4.0))
+        for turn in (0, 9)
+    ]
     return [
         observation("onnxruntime", "smart", 0.4, 2, **smart),
-        *(observation("baseline lib", "own", seconds, 0) for seconds in (2.0, 1.0, 4.0)),
-        observation("onnxruntime", "smart", 0.5, 2, **smart),
-        *(observation("onnxruntime", "arrival", 1.0, 1) for _ in range(3)),
-        observation("onnxruntime", "smart", 1.0, 2, **{**smart, "worst_cosine": 0.99999}),
+        *base,
+        observation("onnxruntime", "smart", 0.5, 2, repeat=1, **smart),
+        *(observation("onnxruntime", "arrival", 1.0, 1, repeat=number) for number in range(3)),
+        observation("onnxruntime", "smart", 1.0, 2, repeat=2, **{**smart, "worst_cosine": 0.99999}),
         observation("Triton", "own", 0.625, 3, **served),
         {**observation("cheat <b>", "own", 0.0001, 4), **out},
     ]
@@ -90,7 +52,11 @@ def test_rows_hold_median_spread_ratio_waste_and_worst_cosine(records: list[Reco
     base, arrival, smart, served, cheat = part.rows
     assert (base.rate, base.slowest, base.fastest, base.ratio) == (50.0, 25.0, 100.0, 1.0)
     assert (arrival.rate, arrival.waste) == (100.0, pytest.approx(60.0))  # 1,000 of 2,500 tokens
+    # The baseline around it took 2, 1 and 4 seconds.
+    assert (arrival.ratio, arrival.ratio_low, arrival.ratio_high) == (2.0, 1.0, 4.0)
     assert (smart.rate, smart.slowest, smart.fastest, smart.ratio) == (200.0, 100.0, 250.0, 4.0)
+    assert (smart.ratio_low, smart.ratio_high) == (2.0, 5.0)
+    assert (smart.flops, smart.ceiling) == (pytest.approx(1e10), None)
     assert smart.waste == pytest.approx(20.0)  # 1,000 of 1,250 tokens
     assert smart.worst_cosine == 0.99998
     assert smart.repeats == 3
@@ -143,6 +109,7 @@ def test_packed_rows_are_set_beside_the_padded_ones_of_their_engine() -> None:
 def test_lower_precisions_and_peers_are_set_beside_ours(tmp_path: Path) -> None:
     theirs = {"transport": "in a process of its own", "peer": True, "peer_versions": "lib 5", "cosine_gate": 0.95}
     asked = {"sts": "STS-B test", "spearman": 81.5, "mean_cosine": 0.99, "alone_cosine": 0.97, "alone_texts": 64}
+    asked["neighbours_kept"] = 0.93
     records = [
         observation("base", "own", 2.0, 0, repeats=1),
         observation("ours", "token-budget", 1.0, 1, repeats=1),
@@ -157,7 +124,11 @@ def test_lower_precisions_and_peers_are_set_beside_ours(tmp_path: Path) -> None:
     assert (peer.rate, peer.repeats, peer.worst_cosine, peer.wrong) == (100.0, 1, 0.94, True)
     assert (peer.spearman, peer.alone_cosine, part.rows[1].spearman) == (81.5, 0.97, None)
     assert part.conditions["peer int8"] == "lib 5"
-    assert "0.9400000, wrong" in render_table(part)
+    assert "0.9400000, wrong" in render_board(board_of(part))
+    assert "ahead of ours" not in render_board(board_of(part))
+    fast = replace(peer, wrong=False, ratio=9.0)
+    rows = (*(replace(row, ratio=2.0) for row in part.rows[:3]), fast)
+    assert "peer int8 (ahead of ours)" in render_board(board_of(replace(part, rows=rows)))
     found = {finding.label: finding.value for finding in findings([part])}
     assert (found["int8 over fp32"], found["int8 over the peers'"]) == ("2.50×", "2.50×")
     assert found["worst cosine to the source"] == "0.9999999"
@@ -170,7 +141,7 @@ def test_lower_precisions_and_peers_are_set_beside_ours(tmp_path: Path) -> None:
 
 def test_what_a_run_cut_short_lacks_is_said(tmp_path: Path) -> None:
     plan = {"repeats": 2, "rows_planned": {"STS-B": 3, "flat": 1}}
-    whole = [observation("a", "own", 1.0, 0, **plan), observation("a", "own", 1.0, 0, **plan)]
+    whole = [observation("a", "own", 1.0, 0, repeat=number, **plan) for number in range(2)]
     raw = tmp_path / "raw.jsonl"
     lines = [json.dumps(record) for record in [*whole, observation("b|c\nd", "own", 1.0, 1, **plan)]]
     raw.write_text("\n".join([*lines, lines[-1][:-30]]))  # killed while it wrote
@@ -182,10 +153,10 @@ def test_what_a_run_cut_short_lacks_is_said(tmp_path: Path) -> None:
         "incomplete: the raw file ends within a line, which was dropped",
     )
     assert (findings([part])[0].label, findings([part])[0].value) == ("this report", "incomplete")
-    table = render_table(part).splitlines()
+    table = render_board(board_of(part)).splitlines()
     assert re.search(r"\| b\\\|c d .*\| +1 of 2 \|", table[3])
     assert table[-1] == f"- {part.remarks[-1]}"
-    _, page = write_report([part], tmp_path / "out")
+    page = write_report([board_of(part)], [], tmp_path / "out").page
     assert "<li>incomplete: no row on flat</li>" in page.read_text(encoding="utf-8")
 
 
@@ -245,31 +216,37 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
+        if self.open and (self.open[-1] == "td" or self.open[-2:] == ["th", "button"]):
             self.cells[-1] += data
 
 
 def test_the_page_needs_nothing_but_itself_and_shows_every_row(records: list[Record], tmp_path: Path) -> None:
     parts = sections(records)
-    markdown, page = write_report(parts, tmp_path / "new")
-    text = page.read_text(encoding="utf-8")
-    assert not re.search(r"https?://|url\(|@import|<script|<link", text)
+    boards = encoder_boards(parts)
+    written = write_report(boards, findings(parts), tmp_path / "new")
+    text = written.page.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|url\(|@import|<script [^>]|<link", text)
     parsed = Page()
     parsed.feed(text)
     assert parsed.links == []
     assert parsed.open == []
-    assert parsed.cells == [name for name, _ in COLUMNS] + [cell for row in parts[0].rows for cell in cells(row)]
-    assert text.count("<svg") == 4
+    assert parsed.cells == [*HEADINGS, *(cell.text for row in parts[0].rows for cell in cells(row))]
+    assert text.count("<svg") == 4 + 3  # a bar each for speed, and for waste where it is known
     assert "cheat &lt;b&gt;" in text
     assert "it caches &amp; more" in text
     for value in parts[0].conditions.values():
         assert value in text
     assert "prefers-color-scheme: dark" in text
-    assert markdown.read_text(encoding="utf-8") == render_markdown(parts)
+    assert written.markdown.read_text(encoding="utf-8") == render_markdown(boards, findings(parts))
+    (table,) = [list(csv.DictReader(file.open(encoding="utf-8"))) for file in written.tables]
+    assert [(line["contestant"], line["sentences/s"]) for line in table[2:4]] == [
+        ("onnxruntime", "200.0"),
+        ("Triton", "160.0"),
+    ]
 
 
 def test_whiskers_and_bars_stand_where_the_rates_are(records: list[Record], tmp_path: Path) -> None:
-    _, page = write_report(sections(records), tmp_path)
+    page = write_report(encoder_boards(sections(records)), [], tmp_path).page
     smart = page.read_text(encoding="utf-8").split("<li class=")[3]
     # The largest rate, 250/s, is at 995 of 1,000; median 200, slowest 100, baseline 50.
     assert 'width="796.0"' in smart
@@ -278,10 +255,10 @@ def test_whiskers_and_bars_stand_where_the_rates_are(records: list[Record], tmp_
 
 
 def test_the_table_is_aligned_and_names_reasons(records: list[Record]) -> None:
-    lines = render_table(sections(records)[0]).splitlines()
+    lines = render_board(board_of(sections(records)[0])).splitlines()
     assert len({len(line) for line in lines[:7]}) == 1
     assert "| baseline lib (baseline) | own, 32 rows" in lines[2]
-    assert re.search(r"\| +200 \| 100-250 \| +4.00 \| +20.0 % \| +0.9999800 \|", lines[4])
+    assert re.search(r"\| +200 \| 100-250 \| +4.00 \(2.00-5.00\) \| +10 \| +— \| +20.0 % \| +0.9999800 \|", lines[4])
     assert lines[-1] == "- cheat <b>, own: rejected: it caches & more"
 
 
@@ -354,4 +331,4 @@ def test_gpu_records_become_a_section_of_their_own(records: list[Record], tmp_pa
     )
     assert (half.ratio, half.waste, half.device) == (pytest.approx(5.0), 12.5, "cuda")
     assert (graphs.status, graphs.reason) == ("not run", "needs CUDA")
-    assert "Some GPU" in render_markdown([ours, theirs])
+    assert "Some GPU" in render_markdown(encoder_boards([ours, theirs]), [])

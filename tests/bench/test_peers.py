@@ -7,19 +7,24 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from bench import peers
 from bench.contestants import Conditions, Vectors, Work
 from bench.contestants.bundle_engine import open_contestant
-from bench.contestants.peer import PeerContestant, quantisation
+from bench.contestants.http_peer import HttpPeer
+from bench.contestants.peer import PeerContestant
 from bench.contestants.peer import open_contestant as open_peer
 from bench.contestants.sentence_transformers import SentenceTransformersContestant
 from bench.corpus import Corpus, stsb_pairs
-from bench.grid import RunOptions, _opened, _reference
+from bench.grid import RunOptions, open_contestants, reference_of
 from bench.judge import Rejected, Trial, compare
+from bench.peers import FILES, Variant, environment_of, requirements, variants
+from bench.peers.common import length_limit
+from bench.peers.environments import MANIFEST, peer_python
+from bench.peers.sentence_transformers_onnx import quantisation
 from bench.quality import ask, make_questions
 from sentport.errors import SentportError
 from sentport.evaluation.sts import StsPairs
@@ -41,38 +46,103 @@ def package(folder: Path) -> Path:
     return file
 
 
-def test_an_environment_is_built_once_and_again_for_other_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peers, "PEERS", {"one": (str(package(tmp_path)),)})
-    python = peers.peer_python("one", tmp_path / "envs")
-    manifest = python.parents[1] / peers.MANIFEST
+def test_an_environment_is_built_once_and_again_for_other_packages(tmp_path: Path) -> None:
+    wheel = (str(package(tmp_path)),)
+    python = peer_python("one", wheel, tmp_path / "envs")
+    manifest = python.parents[1] / MANIFEST
     assert json.loads(manifest.read_text())["packages"] == {"nothing": "1.0"}
     stamp = manifest.stat().st_mtime_ns
-    assert peers.peer_python("one", tmp_path / "envs") == python
+    assert peer_python("one", wheel, tmp_path / "envs") == python
     assert manifest.stat().st_mtime_ns == stamp
 
-    monkeypatch.setattr(peers, "PEERS", {"one": (str(tmp_path / "missing-1.0-py3-none-any.whl"),)})
     with pytest.raises(SentportError, match=r"environment of one could not be installed: .*missing") as caught:
-        peers.peer_python("one", tmp_path / "envs")
+        peer_python("one", (str(tmp_path / "missing-1.0-py3-none-any.whl"),), tmp_path / "envs")
     assert "\n" not in str(caught.value)
     assert manifest.stat().st_mtime_ns == stamp  # the old one stays until a new one is whole
     assert [path.name for path in (tmp_path / "envs").iterdir()] == ["one"]
 
 
 def test_an_environment_never_replaces_something_else(tmp_path: Path) -> None:
-    with pytest.raises(SentportError, match="peer 'none' is unknown; known: sentence-transformers-onnx"):
-        peers.peer_python("none", tmp_path)
-    mine = tmp_path / "sentence-transformers-onnx" / "thesis.txt"
+    mine = tmp_path / "fastembed" / "thesis.txt"
     mine.parent.mkdir()
     mine.write_text("years of work")
     with pytest.raises(SentportError, match="something else"):
-        peers.peer_python("sentence-transformers-onnx", tmp_path)
+        peer_python("fastembed", requirements()["fastembed"], tmp_path)
     assert mine.read_text() == "years of work"
 
 
+def test_every_file_is_a_peer_and_every_peer_has_a_row_of_its_own() -> None:
+    folder = Path(length_limit.__code__.co_filename).parent
+    helpers = {"__init__", "common", "environments", "worker"}
+    assert {file.stem for file in folder.glob("*.py")} == {*FILES, *helpers}
+    assert len({variant.title for variant in variants().values()}) == len(variants())
+    assert all(variant.rows and variant.precision in ("fp32", "bf16", "int8") for variant in variants().values())
+    assert all("==" in pin or "<" in pin for pins in requirements().values() for pin in pins)
+    assert environment_of("sentence-transformers-qint8") == environment_of("optimum") == "sentence-transformers-onnx"
+    with pytest.raises(SentportError, match="peer transformers runs in this Python"):
+        environment_of("transformers")
+    with pytest.raises(SentportError, match="peer 'none' is unknown; known: sentence-transformers-onnx"):
+        environment_of("none")
+
+
+def test_loops_that_pool_by_hand_refuse_what_they_do_not_make(tiny_checkpoint: Path, minilm_checkpoint: Path) -> None:
+    assert length_limit(str(minilm_checkpoint)) == 256
+    with pytest.raises(ValueError, match="the checkpoint is Transformer, Pooling, Dense, Dense, Normalize"):
+        length_limit(str(tiny_checkpoint))
+
+
+SERVER = """
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+        rows = [{"index": n, "embedding": [len(text), len(texts), 1.0]} for n, text in enumerate(texts)]
+        body = json.dumps({"data": rows[::-1]} if "fail" not in texts else "no").encode()
+        self.send_response(500 if "fail" in texts else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+time.sleep(0.3)
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def of_server(code: str) -> Variant:
+    module = ModuleType("peer")
+    module.URL = "http://127.0.0.1:{port}/embeddings"  # type: ignore[attr-defined]
+    module.REQUIREMENTS = ()  # type: ignore[attr-defined]
+    module.command = lambda checkpoint, kind, threads, port: ["-c", code, str(port)]  # type: ignore[attr-defined]
+    return Variant("server", "a server", "torch", "fp32", "its own", (32,), module)
+
+
+def test_a_server_is_asked_by_several_clients_and_the_order_is_kept(tmp_path: Path) -> None:
+    peer = HttpPeer(of_server(SERVER), Path(sys.executable), tmp_path, 1, 3, 4)
+    try:
+        texts = ["x" * size for size in range(1, 31)]
+        peer.prepare(texts, OWN)
+        found = peer.run(OWN)
+        assert found[:, 0].tolist() == list(range(1, 31))
+        assert found[:, 1].tolist() == [4.0] * 28 + [2.0] * 2
+        assert peer.conditions().transport == "http, 3 clients, 4 texts a request"
+        peer.prepare(["fail"], OWN)
+        with pytest.raises(SentportError, match="a server, 4 texts a request answered 500"):
+            peer.run(OWN)
+    finally:
+        peer.close()
+    with pytest.raises(SentportError, match="a server did not answer: ModuleNotFoundError: No module named 'nothing'"):
+        HttpPeer(of_server("import nothing"), Path(sys.executable), tmp_path, 1, 1, 1)
+
+
 def test_the_worker_gives_the_vectors_of_the_library(tiny_checkpoint: Path) -> None:
-    peer = PeerContestant("peer", Path(sys.executable), tiny_checkpoint, "torch", 1)
+    peer = PeerContestant(variants()["sentence-transformers-fp32"], Path(sys.executable), tiny_checkpoint, 1)
     try:
         inside = SentenceTransformersContestant(tiny_checkpoint, 1, "cpu")
         for texts in (TEXTS, TEXTS[:1], TEXTS[::-1]):
@@ -93,27 +163,24 @@ def test_a_worker_that_ends_says_its_last_word(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Traceback >&2\necho 'ImportError: no optimum' >&2\n")
     python.chmod(0o755)
-    peer = PeerContestant("peer", python, tmp_path, "onnx", 1)
-    with pytest.raises(SentportError, match="peer ended: ImportError: no optimum"):
+    peer = PeerContestant(variants()["optimum"], python, tmp_path, 1)
+    with pytest.raises(SentportError, match="optimum ended: ImportError: no optimum"):
         peer.conditions()
     peer.close()
 
 
 @pytest.mark.parametrize(
-    ("machine", "features", "expected"),
+    ("machine", "flags", "expected"),
     [
-        ("x86_64", {"AVX2"}, "avx2"),
-        ("x86_64", {"AVX2", "AVX512F"}, "avx512"),
-        ("x86_64", {"AVX2", "AVX512F", "AVX512-VNNI"}, "avx512_vnni"),
-        ("aarch64", None, "arm64"),
+        ("x86_64", "avx2", "avx2"),
+        ("x86_64", "avx2 avx512f", "avx512"),
+        ("x86_64", "avx2 avx512f avx512_vnni", "avx512_vnni"),
+        ("aarch64", "", "arm64"),
     ],
 )
-def test_the_quantisation_is_that_of_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str] | None, expected: str
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("bench.contestants.peer.cpu_features", lambda: features)
-    assert quantisation() == expected
+def test_the_quantisation_is_that_of_the_cpu(tmp_path: Path, machine: str, flags: str, expected: str) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    assert quantisation(machine, tmp_path / "cpuinfo") == expected
 
 
 def turned(vectors: Vectors, cosine: float) -> Vectors:
@@ -174,6 +241,7 @@ def test_quality_sees_company_rank_and_distance() -> None:
     assert found["alone_cosine"] == pytest.approx(0.98, abs=1e-5)
     assert found["worst_cosine"] == pytest.approx(0.98, abs=1e-5)
     assert found["alone_texts"] == 8
+    assert found["neighbours_kept"] == 1.0
     # Angles 0.1, 0.5, 0.9, 0.6 with gold ranks 4, 2, 1, 3: two neighbours are exchanged.
     assert found["spearman"] == pytest.approx(80.0)
 
@@ -182,11 +250,12 @@ def test_graphs_of_the_bundle_are_set_side_by_side(tiny_checkpoint: Path, tiny_b
     options = RunOptions(
         tiny_checkpoint,
         tiny_bundle,
-        Corpus("made", "six texts", TEXTS),
+        (Corpus("made", "six texts", TEXTS),),
         contestants=("torch", "onnxruntime", "openvino"),
         precisions=("fp32-portable", "fp32-ort"),
+        threads=1,
     )
-    opened = list(_opened(options, 1, []))
+    opened = [each.contestant for each in open_contestants(options, [])]
     assert [contestant.name for contestant in opened] == [
         "sentport torch",
         "sentport onnxruntime fp32 portable",
@@ -194,7 +263,7 @@ def test_graphs_of_the_bundle_are_set_side_by_side(tiny_checkpoint: Path, tiny_b
         "sentport openvino fp32 portable",
     ]
     pairs = StsPairs(TEXTS[:4], TEXTS[1:5], np.array([1.0, 2.0, 3.0, 4.0]))
-    questions = make_questions("made", pairs, _reference(opened[0]), 1)
+    questions = make_questions("made", pairs, reference_of(opened[0]), 1)
     for contestant in opened:
         found = ask(contestant, Work(BatchPolicy.TOKEN_BUDGET), questions)
         assert min(found["worst_cosine"], found["alone_cosine"]) > 0.99999
@@ -217,7 +286,8 @@ def test_sentence_transformers_onnx_beside_ours(minilm_checkpoint: Path, minilm_
     questions = make_questions("some pairs", some, reference, 1)
     found = {}
     for quantised in (False, True):
-        peer = open_peer(minilm_checkpoint, 2, quantised=quantised, environments=environments)
+        kind = "sentence-transformers-qint8" if quantised else "sentence-transformers-onnx"
+        peer = open_peer(kind, minilm_checkpoint, 2, environments)
         found[quantised] = ask(peer, OWN, questions)
         peer.close()
     ours.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.cases import Case, Settings, Workload, in_turn, make_workload
 from bench.contestants import Conditions, Vectors, Work
 from bench.corpus import Corpus
 from bench.judge import Rejected, examine, make_trials
 from bench.metrics import sections
 from bench.quality import make_questions
 from bench.records import Record, Writer, read_records, run_conditions
-from bench.run import Case, Session, Settings, Workload, make_workload
+from bench.run import Session
 from sentport.errors import EngineError, SentportError
 from sentport.evaluation.sts import StsPairs
 from sentport.scheduler import BatchPolicy
@@ -358,7 +360,7 @@ def test_every_record_carries_all_conditions(tmp_path: Path, workload: Workload)
     works = [Work(BatchPolicy.ARRIVAL), Work(BatchPolicy.TOKEN_BUDGET, tokenised=True)]
     cases = [Case(Honest(), work, workload, "cpu", place, place == 0) for place, work in enumerate(works)]
     records, _ = run_session(tmp_path, cases, repeats=3)
-    assert len(records) == 6
+    assert len(records) == 9  # the baseline is timed before and after the other
     for record in records:
         assert not [name for name in CONDITIONS.split() if name not in record]
         assert record["distinct_texts"] is True
@@ -366,7 +368,12 @@ def test_every_record_carries_all_conditions(tmp_path: Path, workload: Workload)
         ("arrival", "32 rows", True),
         ("token-budget", "256 tokens", False),
     }
-    assert sorted(record["repeat"] for record in records) == [0, 0, 1, 1, 2, 2]
+    assert [(record["repeat"], record["turn"], record["place"]) for record in records[:4]] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (0, 2, 0),
+        (1, 0, 0),
+    ]
 
 
 def test_the_order_differs_from_round_to_round(tmp_path: Path, workload: Workload) -> None:
@@ -375,6 +382,32 @@ def test_the_order_differs_from_round_to_round(tmp_path: Path, workload: Workloa
     orders = {tuple(record["place"] for record in records if record["repeat"] == number) for number in range(4)}
     assert len(orders) > 1
     assert [row.policy for row in sections(records)[0].rows] == [policy.value for policy in BatchPolicy]
+
+
+def test_the_baseline_is_first_last_and_between_and_all_others_come_once(workload: Workload, large: Workload) -> None:
+    cases = [Case(Honest(), SMART, workload, "cpu", place, baseline=place == 3) for place in range(9)]
+    cases += [Case(Honest(), SMART, large, "cpu", place, baseline=place == 9) for place in (9, 10)]
+    places = [case.place for case in in_turn(cases, random.Random(1))]
+    first, second = places[: places.index(9)], places[places.index(9) :]
+    assert [first[0], first[5], first[-1]] == [3, 3, 3]
+    assert sorted(set(first) - {3}) == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert len(first) == 8 + 3
+    assert second == [9, 10, 9]
+    assert [case.place for case in in_turn(cases[3:4], random.Random(1))] == [3]
+
+
+def test_rounds_go_on_until_the_ratios_are_known(tmp_path: Path, workload: Workload) -> None:
+    def rounds(tight: float) -> int:
+        shared = run_conditions()
+        with Writer(tmp_path, shared) as writer:
+            session = Session(writer, shared, Settings(1, 2, 7, 4, tight), [].append, progress=False)
+            session.run([Case(Honest(), SMART, workload, "cpu", place, place == 0) for place in range(2)])
+        return len({record["repeat"] for record in read_records([writer.path])})
+
+    assert rounds(tight=1e-9) == 4  # never so well known, so as many as allowed
+    assert rounds(tight=1e9) == 2
+    with pytest.raises(SentportError, match="at most 1 rounds, but 5 repeats"):
+        Settings(most=1)
 
 
 def test_a_raw_file_is_never_overwritten(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Peer environments: what we are compared with gets a Python of its own, made by one command and reused.
+"""Peer environments: a Python of its own for each, made by one command and reused.
 
 ``sentport bench peer sentence-transformers-onnx`` makes one ahead of a run; a run that needs it makes it as well.
 """
@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -22,39 +22,23 @@ _log = logging.getLogger(__name__)
 
 MANIFEST = "peer.json"
 ENVIRONMENTS = Path("build/envs")
-# The newest set that can be installed: sentence-transformers 6 needs transformers 5, which optimum-onnx 0.1.0, the
-# last one, does not take. torch and ONNX Runtime are those of our own rows.
-PEERS: dict[str, tuple[str, ...]] = {
-    "sentence-transformers-onnx": (
-        "sentence-transformers[onnx]==5.7.0",
-        "transformers==4.57.6",
-        "tokenizers==0.22.2",
-        "optimum-onnx==0.1.0",
-        "optimum==2.1.0",
-        "onnx==1.23.2",
-        "onnxruntime==1.31.1",
-        "torch==2.13.0",
-        "numpy==2.4.6",
-    ),
-}
 
 
-def peer_python(peer: str, environments: Path = ENVIRONMENTS) -> Path:
-    """The Python of a peer's environment, which is built where it is missing or was built for other packages.
+def peer_python(name: str, requirements: Sequence[str], environments: Path = ENVIRONMENTS) -> Path:
+    """The Python of an environment, which is built where it is missing or was built for other packages.
 
     Args:
-        peer: Of ``PEERS``.
+        name: Of the environment.
+        requirements: What it holds.
         environments: Folder that holds, or shall hold, a folder of that name.
 
     Raises:
-        SentportError: An unknown peer, an installation that failed, or a folder there that holds something else.
+        SentportError: An installation that failed, or a folder there that holds something else.
     """
-    if peer not in PEERS:
-        raise SentportError(f"peer {peer!r} is unknown; known: {', '.join(PEERS)}")
-    folder = environments.absolute() / peer
-    wanted = {"python": platform.python_version(), "requirements": list(PEERS[peer])}
+    folder = environments.absolute() / name
+    wanted = {"python": platform.python_version(), "requirements": list(requirements)}
     if not _holds(folder, wanted):
-        _build(folder, wanted)
+        _build(folder, wanted, requirements)
     return _python_in(folder)
 
 
@@ -72,8 +56,7 @@ def _holds(folder: Path, wanted: Mapping[str, object]) -> bool:
     return all(manifest.get(name) == value for name, value in wanted.items())
 
 
-def _build(folder: Path, wanted: Mapping[str, object]) -> None:
-    requirements = PEERS[folder.name]
+def _build(folder: Path, wanted: Mapping[str, object], requirements: Sequence[str]) -> None:
     _log.info("building %s once: %s", folder, ", ".join(requirements))
     with folder_written_aside(folder) as aside:
         venv.create(aside, symlinks=True)

@@ -1,0 +1,223 @@
+"""Sections of rows as boards: the table, its bars, what a row wastes and is worth, and how cost grows with length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+
+from bench.boards import Board, Cell, Column, Table, brief, number
+from bench.charts import Bar, Bars, Chart, Plot, Series
+from bench.rows import MEASURED, Probe, Row, Section
+
+_NUMBERS = ("sentences/s", "min-max", "× baseline", "GFLOP/s", "of the most", "padding waste", "worst cosine", "rounds")
+HEADINGS = (
+    *("contestant", "batch policy", "tokenisation", "sentences/s", "min-max", "× baseline", "GFLOP/s", "of the most"),
+    *("padding waste", "worst cosine", "rounds", "runs on"),
+)
+COLUMNS = tuple(Column(name, name in _NUMBERS) for name in HEADINGS)
+# Where quality was asked for, and where contestants were looked at in processes of their own.
+_QUALITY = tuple(
+    Column(name, name != "contestant")
+    for name in ("contestant", "sentences/s", "Spearman", "worst cosine", "neighbours kept", "alone / in company")
+)
+_APART = tuple(
+    Column(name, name != "contestant")
+    for name in ("contestant", "start-up s", "peak memory MB", "one text p50 ms", "one text p99 ms")
+)
+
+
+def encoder_boards(parts: Sequence[Section]) -> list[Board]:
+    """A board for every section, and one over those of a model that have different lengths."""
+    names = list(dict.fromkeys(row.contestant for part in parts for row in part.rows))
+    hues = {name: place for place, name in enumerate(names)}
+    return [*(board_of(part, hues) for part in parts), *_lengths(parts)]
+
+
+def board_of(part: Section, hues: dict[str, int] | None = None) -> Board:
+    """One section.
+
+    Args:
+        part: Its rows.
+        hues: A colour for each contestant, the same over a report.
+    """
+    main = Table(
+        COLUMNS,
+        tuple(cells(row, ahead=_is_ahead(row, part.rows)) for row in part.rows),
+        frozenset(place for place, row in enumerate(part.rows) if row.baseline),
+    )
+    return Board(
+        part.title,
+        (main, *_quality(part), *_apart(part.probes)),
+        tuple(_charts(part, hues or {})),
+        part.conditions,
+        (*(f"{row.contestant}, {row.policy}: {row.status}: {row.reason}" for row in _fallen(part)), *part.remarks),
+    )
+
+
+def _is_ahead(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a peer is faster than all of ours in its precision, with vectors that are worth as much."""
+    if not row.peer or row.wrong or not row.ratio:
+        return False
+    ours = [each for each in rows if not each.peer and not each.baseline and each.ratio and each.tokenisation_inside]
+    equal = [each.ratio or 0.0 for each in ours if each.precision == row.precision]
+    return bool(equal) and row.ratio > max(equal)
+
+
+def cells(row: Row, *, ahead: bool = False) -> tuple[Cell, ...]:
+    """A row, one cell for each of ``COLUMNS``.
+
+    Args:
+        row: The row.
+        ahead: Whether it is a peer's that is faster than ours at equal quality, which its name then says.
+    """
+    policy = ", ".join(part for part in (row.policy, row.batch) if part)
+    who = f"{row.contestant}{' (baseline)' if row.baseline else ' (ahead of ours)' if ahead else ''}"
+    tokenisation = "inside" if row.tokenisation_inside else "outside"
+    if row.status != MEASURED:
+        blank = [Cell("")] * 7
+        return (Cell(who), Cell(policy), Cell(tokenisation), Cell(row.status), *blank, Cell(row.device))
+    rounds = f"{row.repeats}" if row.repeats >= row.repeats_planned else f"{row.repeats} of {row.repeats_planned}"
+    return (
+        Cell(who),
+        Cell(policy),
+        Cell(tokenisation),
+        number(row.rate),
+        Cell(f"{brief(row.slowest or 0)}-{brief(row.fastest or 0)}", row.rate),
+        _ratio(row),
+        number(row.flops and row.flops / 1e9, ",.0f", missing="—"),
+        Cell("—" if row.ceiling is None else f"{row.ceiling:.0f} %", row.ceiling),
+        Cell("—" if row.waste is None else f"{row.waste:.1f} %", row.waste),
+        Cell(f"{row.worst_cosine:.7f}{', wrong' if row.wrong else ''}", row.worst_cosine),
+        Cell(rounds, row.repeats),
+        Cell(f"{row.device} {row.precision}, {row.sessions} × {row.threads} threads"),
+    )
+
+
+def _ratio(row: Row) -> Cell:
+    if row.ratio is None or row.ratio_low is None or row.ratio_high is None or row.baseline:
+        return number(row.ratio, ".2f")
+    return Cell(f"{row.ratio:.2f} ({row.ratio_low:.2f}-{row.ratio_high:.2f})", row.ratio)
+
+
+def _fallen(part: Section) -> list[Row]:
+    return [row for row in part.rows if row.status != MEASURED]
+
+
+def _charts(part: Section, hues: dict[str, int]) -> list[Chart]:
+    measured = [row for row in part.rows if row.status == MEASURED]
+    base = next((row.rate for row in measured if row.baseline), None)
+    dashes = ", dashes = the baseline" if base else ""
+    speed = Bars(
+        f"sentences/s: bar = median, whisker = slowest to fastest call{dashes}",
+        tuple(
+            Bar(row.contestant, _detail(row), row.rate or 0, row.slowest, row.fastest, hues.get(row.contestant, 0))
+            for row in measured
+        ),
+        base,
+    )
+    waste = Bars(
+        "padding waste: percent of the computed tokens",
+        tuple(
+            Bar(row.contestant, _detail(row), row.waste, hue=hues.get(row.contestant, 0))
+            for row in measured
+            if row.waste is not None and row.tokenisation_inside
+        ),
+    )
+    rated = [row for row in measured if row.spearman is not None]
+    quality = Plot(
+        "quality against speed: up and to the right is better",
+        "sentences/s, the fastest row",
+        "Spearman x 100, STS-B test",
+        tuple(
+            Series(row.contestant, ((_fastest(measured, row.contestant), row.spearman or 0.0),), joined=False)
+            for row in rated
+        ),
+    )
+    return [speed, quality, waste]
+
+
+def _detail(row: Row) -> str:
+    detail = ", ".join(text for text in (row.policy, row.batch) if text)
+    tokens = "" if row.tokenisation_inside else "tokenised before"
+    return " · ".join(text for text in (detail, tokens, row.precision) if text)
+
+
+def _fastest(rows: Sequence[Row], name: str) -> float:
+    return max(row.rate or 0.0 for row in rows if row.contestant == name and row.tokenisation_inside)
+
+
+def _quality(part: Section) -> list[Table]:
+    measured = [row for row in part.rows if row.status == MEASURED]
+    rated = [row for row in measured if row.spearman is not None]
+    if not rated:
+        return []
+    rows = [
+        (
+            Cell(row.contestant),
+            number(_fastest(measured, row.contestant)),
+            number(row.spearman, ".2f"),
+            Cell(f"{row.worst_cosine:.7f}{', wrong' if row.wrong else ''}", row.worst_cosine),
+            number(row.neighbours_kept, ".2%"),
+            number(row.alone_cosine, ".7f"),
+        )
+        for row in rated
+    ]
+    return [Table(_QUALITY, tuple(rows), caption="What the vectors are worth")]
+
+
+def _apart(probes: Sequence[Probe]) -> list[Table]:
+    rows = [
+        (
+            Cell(probe.contestant),
+            number(probe.startup_s, ".1f"),
+            number(probe.peak_mb, ",.0f"),
+            number(probe.p50_ms, ".2f"),
+            number(probe.p99_ms, ".2f"),
+        )
+        for probe in probes
+    ]
+    return [Table(_APART, tuple(rows), caption="Each in a process of its own")] if rows else []
+
+
+def _lengths(parts: Sequence[Section]) -> list[Board]:
+    """Milliseconds a text over tokens a text, of the contestants' fastest rows, where corpora of a run differ."""
+    groups: dict[tuple[str, str], list[Section]] = {}
+    for part in parts:
+        if part.tokens_per_text:
+            groups.setdefault((part.model, part.conditions["machine"]), []).append(part)
+    boards = []
+    for (model, machine), group in groups.items():
+        if len({round(part.tokens_per_text or 0) for part in group}) < 2:
+            continue
+        ordered = sorted(group, key=lambda part: part.tokens_per_text or 0.0)
+        names = dict.fromkeys(row.contestant for part in ordered for row in part.rows if row.rate)
+        points = {name: _cost_points(ordered, name) for name in names}
+        series = tuple(Series(name, tuple(points[name])) for name in names if len(points[name]) > 1)
+        rows = tuple(
+            (Cell(name), *(number(dict(points[name]).get(part.tokens_per_text or 0.0)) for part in ordered))
+            for name in names
+        )
+        heads = (Column("contestant"), *(Column(_length_heading(part), True) for part in ordered))
+        chart = Plot("cost against length", "tokens a text", "milliseconds a text", series, log_x=True, log_y=True)
+        boards.append(
+            Board(
+                f"Cost against length, {model}",
+                (Table(heads, rows),),
+                (chart,),
+                {"machine": machine, "unit": "ms a text"},
+            )
+        )
+    return boards
+
+
+def _length_heading(part: Section) -> str:
+    return f"{part.corpus}, {part.tokens_per_text:.0f} tokens"
+
+
+def _cost_points(parts: Sequence[Section], name: str) -> list[tuple[float, float]]:
+    found: dict[float, list[float]] = {}
+    for part in parts:
+        rates = [row.rate for row in part.rows if row.contestant == name and row.rate and row.tokenisation_inside]
+        if rates:
+            found.setdefault(part.tokens_per_text or 0.0, []).append(1000 / max(rates))
+    return [(tokens, mean(costs)) for tokens, costs in found.items()]

@@ -1,0 +1,111 @@
+"""``sentport bench run`` and ``sentport bench peer``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from bench.cli_checks import check_folder, numbers, say_of, words
+from sentport.cli.steps import Steps, add_step
+
+_RUN_EXAMPLE = (
+    "sentport bench run --checkpoint ./all-MiniLM-L6-v2 --bundle minilm.bundle --out bench-out\n"
+    "  sentport bench run bench/grids/readme.toml"
+)
+_PEER_EXAMPLE = "sentport bench peer sentence-transformers-onnx"
+
+
+def add(steps: Steps[argparse.ArgumentParser]) -> None:
+    """Declare both steps."""
+    _add_run(add_step(steps, "run", "measure what is not yet measured, into raw records", _RUN_EXAMPLE, _measure))
+    peer = add_step(steps, "peer", "make the environment of a peer, once", _PEER_EXAMPLE, _peer)
+    peer.add_argument("name", help="such as sentence-transformers-onnx")
+    peer.add_argument(
+        "--environments", metavar="DIR", default="build/envs", help="folder of the peers' environments (%(default)s)"
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """Options without defaults: those of the grid, and where it says nothing, ours (``bench/grid_file.py``)."""
+    parser.add_argument(
+        "grid", metavar="GRID", type=Path, nargs="?", help="TOML file of what to measure; options go over it"
+    )
+
+    def add(name: str, text: str, **more: Any) -> None:
+        parser.add_argument(name, help=text, default=argparse.SUPPRESS, **more)
+
+    add("--checkpoint", "the source model, whose vectors are right", metavar="DIR")
+    add("--bundle", "its bundle, for the rows of our engines", metavar="BUNDLE")
+    add("--out", "folder for raw files; finished cases in it are skipped", metavar="DIR", dest="records")
+    add("--contestants", "sentence-transformers,torch,onnxruntime,triton; also openvino and peers", type=words)
+    add("--precision", "fp32,int8-ort: the bundle's graphs, side by side (auto)", type=words)
+    add("--layout", "padded,packed: likewise (those it has)", type=words)
+    add("--sessions", "engine calls in flight, side by side; 0 = the engine's choice (0)", type=numbers)
+    add("--threads", "compute threads in all, a table each (the cores allowed)", type=numbers)
+    add("--device", "cpu or cuda, a table each; a row that runs elsewhere is an error (cpu)", type=words)
+    add("--corpus", "any,stsb,queries,web,long,pool,docs or files of lines, a table each (any)", type=words)
+    add("--texts", "texts to draw from each corpus (all)", metavar="N", type=int)
+    add("--equal", "texts of one length too (yes)", action=argparse.BooleanOptionalAction)
+    add("--policies", "one-by-one,arrival,smart,token-budget", type=words)
+    add("--tokenisation", "both adds rows without it (both)", choices=("inside", "both"))
+    add("--quality", "STS-B's Spearman too, neighbours kept, and texts alone against in company", action="store_true")
+    add("--probe", "start-up, memory and single texts too, in processes of their own", action="store_true")
+    add("--triton", "http://host:port, or host:port for gRPC; repeats", metavar="URL", action="append")
+    add("--triton-model", "the model's name on that server", metavar="NAME")
+    add("--clients", "that send to it at the same time (16)", metavar="N", type=int)
+    add("--texts-per-request", "a row each (16)", type=numbers)
+    add("--warmup", "calls that do not count (1)", metavar="N", type=int)
+    add("--repeats", "timed rounds, at least (5)", metavar="N", type=int)
+    add("--most", "timed rounds, at most (as many)", metavar="N", type=int)
+    add("--tight", "a row is known once its ratio is within this share on either side (0.03)", type=float)
+    add("--seed", "of the order and the draw (5)", metavar="N", type=int)
+    add("--environments", "folder of the peers' environments (build/envs)", metavar="DIR")
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    """Measure; the raw file's path goes to stdout, or the table of the whole grid."""
+    from bench.grid_file import DEFAULTS, complete, expand, read_grid
+    from sentport.errors import SentportError
+    from sentport.hardware import available_cores
+
+    given = {name: value for name, value in vars(arguments).items() if name in DEFAULTS}
+    model = {name: getattr(arguments, name) for name in ("checkpoint", "bundle") if hasattr(arguments, name)}
+    if model:
+        given["model"] = [model]
+    values = complete(*([read_grid(arguments.grid)] if arguments.grid else []), given)
+    if values["records"] is None:
+        raise SentportError("no folder for raw files is named; give --out DIR")
+    out = Path(values["records"])
+    check_folder(out)
+    # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(values["threads"] or [available_cores()])))
+    from bench.measure import measure, unfinished
+
+    say = say_of(arguments)
+    raw = measure(unfinished(list(expand(values)), out, say), out, say, progress=not arguments.quiet)
+    if arguments.grid:
+        _print_tables(out)
+    else:
+        print(raw or f"everything had been measured; its records lie in {out}")
+    return 0
+
+
+def _print_tables(out: Path) -> None:
+    from bench.all_boards import all_boards
+    from bench.records import read_records
+    from bench.report import render_board
+
+    for board in all_boards(read_records(sorted(out.glob("*.jsonl")))):
+        print(f"{board.title}\n{render_board(board)}\n")
+
+
+def _peer(arguments: argparse.Namespace) -> int:
+    """Make or find a peer's environment; its Python goes to stdout."""
+    from bench.peers import environment_of, requirements
+    from bench.peers.environments import peer_python
+
+    name = environment_of(arguments.name)
+    print(peer_python(name, requirements()[name], Path(arguments.environments)))
+    return 0

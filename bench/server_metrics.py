@@ -1,0 +1,67 @@
+"""What a server says of itself on its metrics page: Triton's own counters, and those of our models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
+
+from bench.records import Record
+from sentport.errors import SentportError
+
+Counters = dict[str, float]
+
+# Triton's names, in microseconds and numbers; ours are in triton_repo/metrics.py.
+COUNTERS = {
+    "nv_inference_request_success": "requests",
+    "nv_inference_exec_count": "executions",
+    "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_compute_infer_duration_us": "compute_us",
+    "sentport_texts_total": "rows",
+    "sentport_tokens_total": "tokens",
+    "sentport_computed_tokens_total": "computed_tokens",
+}
+_LINE = re.compile(r'^(\w+)\{[^}]*model="([^"]*)"[^}]*\} ([0-9.eE+-]+)$')
+_SECONDS = 5.0
+
+
+def read_counters(page: str, model: str) -> Counters:
+    """A model's counters by our names.
+
+    Args:
+        page: ``http://host:port``, or the page's whole address.
+        model: The model's name.
+
+    Raises:
+        SentportError: When the page cannot be read, or has no such model.
+    """
+    address = page if page.rstrip("/").endswith("/metrics") else f"{page.rstrip('/')}/metrics"
+    try:
+        # Else a server on this very machine is asked for at the proxy that the environment names.
+        with build_opener(ProxyHandler({})).open(address, timeout=_SECONDS) as answer:
+            text = answer.read().decode(errors="replace")
+    except (URLError, OSError, ValueError) as error:
+        raise SentportError(
+            f"the metrics page {address} cannot be read ({error}); give the address that `sentport serve` prints"
+        ) from None
+    found = parse_counters(text, model)
+    if not found:
+        raise SentportError(f"the metrics page {address} has nothing about model {model!r}")
+    return found
+
+
+def parse_counters(text: str, model: str) -> Counters:
+    """The counters of a model on a page of Prometheus' text form, added up over its versions."""
+    found: Counters = {}
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match and match[2] == model and match[1] in COUNTERS:
+            name = COUNTERS[match[1]]
+            found[name] = found.get(name, 0.0) + float(match[3])
+    return found
+
+
+def what_happened(before: Mapping[str, float], after: Mapping[str, float]) -> Record:
+    """The growth of each counter; empty where the page was not read."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
