@@ -92,8 +92,8 @@ class Encoder:
 
     Args:
         source: A bundle folder, or a checkpoint folder.
-        engine: ``onnxruntime`` or ``openvino`` (bundles), ``torch`` (checkpoints), or ``auto``, which never takes
-            ``openvino``.
+        engine: ``native``, ``onnxruntime``, ``openvino`` or ``tensorrt`` (bundles), ``torch`` (checkpoints), or
+            ``auto``, which never takes ``openvino`` or ``tensorrt``.
         layout: ``padded``, or ``packed`` for bundles with a graph that computes no padding between rows; ``auto``
             takes the faster one by measure.
         precision: ``auto`` takes fp32 where there is one and never a lower precision unasked.
@@ -228,9 +228,12 @@ class Encoder:
 
     def compute(self, tokens: Tokens, *, done: Callable[[int], None] | None = None) -> Vectors:
         """Vectors ``[n, dim]`` of rows that are already tokens, in their order; ``done`` is told of rows computed."""
-        budget = shared_budget(tokens.lengths, self._engine)
-        batches = plan_batches(tokens.lengths, token_budget=budget, layout=self._engine.layout)
-        return run_batches(self._engine, tokens, batches, self.spec.dim, done)
+        return run_batches(self._engine, tokens, self.plan(tokens.lengths), self.spec.dim, done)
+
+    def plan(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The batches in which ``compute`` runs rows of these lengths, as row numbers."""
+        budget = shared_budget(lengths, self._engine)
+        return plan_batches(lengths, token_budget=budget, layout=self._engine.layout)
 
     def shorten(self, vectors: Vectors, dim: int) -> Vectors:
         """Vectors ``[n, dim]`` cut from full ones, normalised again where the chain ends in Normalize."""

@@ -161,6 +161,21 @@ def both_layouts(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
     return made_once(tmp_path_factory, "layouts", make)
 
 
+@pytest.fixture(scope="session")
+def every_precision(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint in every precision, layout and flavour."""
+    return made_once(
+        tmp_path_factory,
+        "precisions",
+        lambda folder: export_tiny(
+            tiny_checkpoint,
+            folder / "low.bundle",
+            layouts=("padded", "packed"),
+            precisions=("fp32", "fp16", "bf16", "int8"),
+        ),
+    )
+
+
 def export_tiny(
     checkpoint: Path,
     out: Path,

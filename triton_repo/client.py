@@ -30,6 +30,7 @@ class Client:
         timeout: Seconds for one request, its tries included. The server drops requests that nobody waits for.
         retries: Tries after the first where the server was not reached, or was too busy.
         on_truncate: ``warn`` logs once a call, ``error`` raises, ``allow`` says nothing.
+        priority: Of all its requests, 1 the most urgent, where the model has levels of priority; 0 = the middle one.
 
     Attributes:
         info: The encoder on the server. Of the cacheable variant, sessions and threads are 0: it does not tell.
@@ -49,9 +50,10 @@ class Client:
         timeout: float = 60.0,
         retries: int = 4,
         on_truncate: str = "warn",
+        priority: int = 0,
     ) -> None:
         self._closed = False
-        self._options = core.Options(model, rows_per_request, in_flight, timeout, retries, on_truncate)
+        self._options = core.Options(model, rows_per_request, in_flight, timeout, retries, on_truncate, priority)
         address = core.bare_address(url, protocol)
         self._transport: Transport = GrpcTransport(address) if protocol == "grpc" else HttpTransport(address)
         try:
@@ -116,8 +118,14 @@ class Client:
         try:
             config = self._transport.config(model)
         except ServerError as error:
-            raise core.not_served(model, address, self._transport.models(), error) from error
+            raise core.not_served(model, address, self._models(), error) from error
         return core.described(model, config)
+
+    def _models(self) -> list[str] | None:
+        try:
+            return self._transport.models()
+        except ServerError:  # a server may ask for a key to tell
+            return None
 
     def _send(self, request: Request) -> Tensors:
         patience = core.Patience(self._options)

@@ -56,13 +56,14 @@ class AsyncClient:
         timeout: float = 60.0,
         retries: int = 4,
         on_truncate: str = "warn",
+        priority: int = 0,
     ) -> Self:
         """Meet a server; the options are those of ``Client``.
 
         Raises:
             SentportError: When no server answers, or it has no such model.
         """
-        options = core.Options(model, rows_per_request, in_flight, timeout, retries, on_truncate)
+        options = core.Options(model, rows_per_request, in_flight, timeout, retries, on_truncate, priority)
         address = core.bare_address(url, protocol)
         transport: _Transport = _GrpcTransport(address) if protocol == "grpc" else _HttpTransport(address)
         try:
@@ -144,8 +145,15 @@ async def _meet(transport: _Transport, model: str, address: str, protocol: str) 
     try:
         config = await transport.config(model)
     except ServerError as error:
-        raise core.not_served(model, address, await transport.models(), error) from error
+        raise core.not_served(model, address, await _models(transport), error) from error
     return core.described(model, config)
+
+
+async def _models(transport: _Transport) -> list[str] | None:
+    try:
+        return await transport.models()
+    except ServerError:  # a server may ask for a key to tell
+        return None
 
 
 class _LibraryTransport:
@@ -206,6 +214,7 @@ class _GrpcTransport(_LibraryTransport):
             inputs,
             outputs=outputs,
             parameters=dict(request.parameters),
+            priority=request.priority,
             timeout=microseconds(seconds),
             client_timeout=seconds,
         )
@@ -239,6 +248,7 @@ class _HttpTransport(_LibraryTransport):
             inputs,
             outputs=outputs,
             parameters=dict(request.parameters),
+            priority=request.priority,
             timeout=microseconds(seconds),
         )
         return tensors_from(await self._call(call, seconds), request)

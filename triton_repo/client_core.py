@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentport.encoder import EncoderInfo, Vectors
 from sentport.errors import InputError, SentportError, TruncationError
@@ -38,9 +39,10 @@ class Options:
     timeout: float
     retries: int
     on_truncate: str
+    priority: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("rows_per_request", 1), ("in_flight", 1), ("retries", 0)):
+        for name, least in (("rows_per_request", 1), ("in_flight", 1), ("retries", 0), ("priority", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SentportError(f"{name} is {value!r}; expected a whole number from {least}")
@@ -172,8 +174,10 @@ def not_met(error: ServerError, address: str, protocol: str) -> SentportError:
     )
 
 
-def not_served(model: str, address: str, models: Sequence[str], error: ServerError) -> SentportError:
-    """The one line for a model that a server does not have."""
+def not_served(model: str, address: str, models: Sequence[str] | None, error: ServerError) -> SentportError:
+    """The one line for a model that a server does not have; ``models`` is None where it does not tell which it has."""
+    if models is None:
+        return SentportError(f"{address} has no model {model!r} (which it has, it does not tell): {error}")
     if model in models:
         return SentportError(f"model {model!r} at {address} is not ready: {error}")
     return SentportError(f"{address} has no model {model!r}; it has {', '.join(sorted(models)) or 'none'}")
@@ -270,7 +274,7 @@ class Job:
         outputs = (wire.EMBEDDING, wire.TOKENS, wire.TRUNCATED) if self._watched else (wire.EMBEDDING,)
         most = min(options.rows_per_request, facts.max_batch)
         self.chunks = [
-            Chunk(rows.start, Request(np.array([[text] for text in data[rows]], dtype=object), parameters, outputs))
+            Chunk(rows.start, Request(_column(data[rows]), parameters, outputs, options.priority))
             for rows in _slices(data, most)
         ]
         self._limit = info.max_tokens
@@ -336,6 +340,10 @@ class Job:
 
 def _encoded(texts: Sequence[str]) -> list[bytes]:
     return [text.encode() for text in valid_rows(texts)]
+
+
+def _column(texts: list[bytes]) -> NDArray[np.object_]:
+    return np.array([[text] for text in texts], dtype=object)  # [n, 1]
 
 
 def _slices(data: list[bytes], most: int) -> Iterator[slice]:

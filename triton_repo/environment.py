@@ -32,26 +32,23 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from sentport.errors import SentportError
+from triton_repo.releases import NEWEST, RELEASES
+from triton_repo.source import HOME, source_files
 
 _log = logging.getLogger(__name__)
 
 MANIFEST = "server.json"
 FORMAT = 1
 PYTHONS = ("3.11", "3.12")
-SERVER = "nvidia-pytriton==0.7.0"
+SERVER = f"nvidia-pytriton=={RELEASES[NEWEST].pytriton}"
 # The set that is tested, apart from the project's constraints because of numpy: with 2.x the stub dies on the first
 # string. The same ONNX Runtime and tokenizers as there, so that server and library give the same vectors.
-_COMMON = ("numpy==1.26.4", "tokenizers==0.23.3")
+COMMON = ("numpy==1.26.4", "tokenizers==0.23.3")
 REQUIREMENTS = {
-    "cpu": (*_COMMON, "onnxruntime==1.31.1"),
-    "cuda": (*_COMMON, "onnxruntime-gpu[cuda,cudnn]==1.31.1"),
+    "cpu": (*COMMON, "onnxruntime==1.31.1"),
+    "cuda": (*COMMON, "onnxruntime-gpu[cuda,cudnn]==1.31.1"),
 }
-CONTAINER = (
-    "docker run --rm --network host -v REPOSITORY:/models nvcr.io/nvidia/tritonserver:24.10-py3 "
-    "tritonserver --model-repository=/models"
-)
-# What the model in the repository imports; the other packages need torch or are no part of serving.
-PACKAGES = ("sentport", "triton_repo")
+CONTAINER = f"sentport serve BUNDLE --container {NEWEST}"
 
 _PROBE = (
     "import json, sys, sysconfig as s; print(json.dumps(["
@@ -155,12 +152,13 @@ def find_interpreter(candidates: list[str] | None = None) -> Interpreter:
         python = without_library[0]
         raise SentportError(
             f"Python {python} is here without its shared library libpython{python}.so.1.0, which the Triton server "
-            f"loads; install it (Debian, Ubuntu: `apt-get install libpython{python}`), or run `{CONTAINER}`"
+            f"loads; install it (Debian, Ubuntu: `apt-get install libpython{python}`), or run a container, as "
+            f"`{CONTAINER}` prints it"
         )
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     raise SentportError(
         f"the Triton server from PyPI needs Python {' or '.join(PYTHONS)} and its shared library, found Python {here}; "
-        f"install libpython{PYTHONS[0]} with python{PYTHONS[0]}, or run the container: `{CONTAINER}`"
+        f"install libpython{PYTHONS[0]} with python{PYTHONS[0]}, or run a container, as `{CONTAINER}` prints it"
     )
 
 
@@ -319,29 +317,19 @@ def _run(command: list[str], what: str) -> None:
 def _build_code(folder: Path, interpreter: Interpreter) -> None:
     _run([interpreter.executable, "-m", "venv", "--without-pip", str(folder)], "make an environment")
     packages = _site_packages(folder, interpreter)
-    for name in PACKAGES:
-        for file in _source_files(name):
-            target = packages / file.relative_to(_home())
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+    for file in source_files():
+        target = packages / file.relative_to(HOME)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
     # From site-packages of code/<hash> up to the heavy layer's own, as a relative path that survives a rename.
     (packages / "server.pth").write_text(f"../../../../../lib/python{interpreter.python}/site-packages\n", "utf-8")
 
 
-def _home() -> Path:
-    return Path(__file__).resolve().parents[1]
-
-
-def _source_files(name: str) -> list[Path]:
-    return sorted(path for path in (_home() / name).rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-
-
 def _source_hash() -> str:
     digest = hashlib.sha256()
-    for name in PACKAGES:
-        for file in _source_files(name):
-            digest.update(f"{file.relative_to(_home())}\0{file.stat().st_size}\0".encode())
-            digest.update(file.read_bytes())
+    for file in source_files():
+        digest.update(f"{file.relative_to(HOME)}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

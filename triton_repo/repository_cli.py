@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING
 
 from sentport.cli.options import add_layout_argument, add_precision_argument
 
+QUEUE_OPTIONS = ("max_batch", "queue_delay_us", "max_queue", "queue_timeout_ms", "priorities", "shares")
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+_CACHE_BYTES = 256 << 20
+
 if TYPE_CHECKING:
-    from triton_repo.repository import Batching
+    from triton_repo.config import Batching
 
 DESCRIPTION = "Write a Triton model repository from a bundle."
 EXAMPLE = "sentport repository my-model.bundle --out models --form text"
+FORM_HELP = (
+    "text: one model from texts to vectors, on any Triton; ragged: an ensemble with the packed graph on Triton's "
+    "onnxruntime backend, plan: one with a TensorRT plan, both for NVIDIA's container (text)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the folder that `sentport export` wrote")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="repository folder to make")
-    parser.add_argument("--form", default="text", help="text: one model from texts to vectors (text)")
+    parser.add_argument("--form", default="text", help=FORM_HELP)
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; ragged: tensorrt too; plan: cuda alone (cpu)")
     add_layout_argument(parser)
     add_precision_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads in all (default: the server's cores)")
@@ -41,17 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_batching(parser: argparse.ArgumentParser) -> None:
     """Declare how requests wait and are put together; read again by ``batching``."""
-    parser.add_argument("--max-batch", type=int, metavar="ROWS", help="rows of one execution (512)")
+    parser.add_argument("--max-batch", type=int, metavar="ROWS", help="rows of one execution (512, other forms 64)")
     parser.add_argument("--queue-delay-us", type=int, metavar="US", help="how long a request waits for company (500)")
-    parser.add_argument("--max-queue", type=int, metavar="N", help="requests that may wait (1024)")
+    parser.add_argument("--max-queue", type=int, metavar="N", help="requests that may wait (1024); 0: no limits")
     parser.add_argument("--queue-timeout-ms", type=int, metavar="MS", help="how long a request may wait (30000)")
+    parser.add_argument("--priorities", type=int, metavar="N", help="levels that requests may ask for, 1 first (none)")
+    parser.add_argument(
+        "--shares", metavar="NAME", help="what one model of the server has at a time, e.g. its cores (nothing)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write and report."""
     from sentport.errors import SentportError
-    from triton_repo.model_text import Fixed
+    from triton_repo.flags import ServerFlags, address_options
+    from triton_repo.releases import NEWEST, container_commands, release_named
     from triton_repo.repository import model_name, write_repository
+    from triton_repo.requests import Fixed
 
     fixed = None
     choices = (arguments.fixed_prompt, arguments.fixed_dim, arguments.fixed_truncate)
@@ -72,22 +86,32 @@ def run(arguments: argparse.Namespace) -> int:
         fixed=fixed,
         force=arguments.force,
     )
-    cache = " --cache-config local,size=268435456" if arguments.cache else ""
+    flags = ServerFlags(rate_limit=arguments.shares is not None, cache_bytes=_CACHE_BYTES if arguments.cache else 0)
     print(f"repository  {out}")
     print(f"model       {arguments.name or model_name(arguments.bundle)}")
-    print(f"next        tritonserver --model-repository {out}{cache}  (with sentport in the server's Python)")
-    print(f"            or, all in one: sentport serve {arguments.bundle}")
+    if arguments.form == "text":
+        more = "".join(f" {option}" for option in flags.options())
+        print(f"next        tritonserver --model-repository {out}{more}  (with sentport in the server's Python)")
+        print(f"            or, all in one: sentport serve {arguments.bundle}")
+        return 0
+    options = [*address_options("127.0.0.1", PORTS), *flags.options()]
+    commands = container_commands(out, release_named(NEWEST), options, gpu=arguments.device != "cpu")
+    for head, command in zip(("next", ""), commands, strict=True):
+        print(f"{head:12}{command}")
     return 0
 
 
 def batching(arguments: argparse.Namespace) -> Batching:
     """What the options of ``add_batching`` say, the defaults where they say nothing."""
-    from triton_repo.repository import Batching
+    from triton_repo.config import MAX_BATCH, Batching
 
     asked = {
         "max_batch": arguments.max_batch,
         "delay_us": arguments.queue_delay_us,
         "max_queue": arguments.max_queue,
         "timeout_ms": arguments.queue_timeout_ms,
+        "priorities": arguments.priorities,
+        "shares": arguments.shares,
     }
-    return replace(Batching(), **{name: value for name, value in asked.items() if value is not None})
+    defaults = Batching(max_batch=MAX_BATCH.get(arguments.form, MAX_BATCH["text"]))
+    return replace(defaults, **{name: value for name, value in asked.items() if value is not None})

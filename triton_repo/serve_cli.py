@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from sentport.cli.options import add_layout_argument, add_precision_argument
 from sentport.errors import SentportError
 from sentport.hardware import cuda_devices
-from triton_repo.repository_cli import add_batching, batching
+from triton_repo.repository_cli import FORM_HELP, PORTS, QUEUE_OPTIONS, add_batching, batching
+
+if TYPE_CHECKING:
+    from triton_repo.flags import ServerFlags
 
 DESCRIPTION = "Serve a bundle with a Triton server on this machine, until Ctrl-C or SIGTERM."
 EXAMPLE = "sentport serve my-model.bundle --http-port 8000 --threads 4"
@@ -25,23 +31,40 @@ EXAMPLE = "sentport serve my-model.bundle --http-port 8000 --threads 4"
 # Libraries that the server looks for on every machine, and reports as an error on one without a GPU.
 _NOT_MISSED = ("CudaDriverHelper", "NVML")
 _RUN_KIND = "sentport-serve"
+_LAST_PORT = 65535
+_KEY_PLACE = "@key@"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the folder that `sentport export` wrote")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this machine)")
-    for service, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+    for service, port in PORTS.items():
         parser.add_argument(
             f"--{service}-port", type=int, default=port, metavar="N", help="default %(default)s; 0 takes a free one"
         )
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default %(default)s")
-    parser.add_argument("--form", choices=("text",), default="text", help="default %(default)s")
+    parser.add_argument("--device", choices=("cpu", "cuda", "tensorrt"), default="cpu", help="default %(default)s")
+    parser.add_argument("--form", choices=("text", "ragged"), default="text", help=FORM_HELP)
     add_layout_argument(parser)
     add_precision_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine in all (default: all cores)")
     add_batching(parser)
+    parser.add_argument(
+        "--follow", action="store_true", help="when BUNDLE is exported again, serve the new one without a break"
+    )
+    parser.add_argument(
+        "--other-space", action="store_true", help="with --follow: also a bundle whose vectors are not comparable"
+    )
+    parser.add_argument(
+        "--restrict",
+        type=Path,
+        metavar="KEYFILE",
+        help="let nobody without this key control models, shared memory, traces or the log",
+    )
+    parser.add_argument(
+        "--container", metavar="RELEASE", help="print the commands that serve it in NVIDIA's container (24.10), and end"
+    )
     parser.add_argument(
         "--server-env", type=Path, metavar="DIR", help="the server's Python environment (default: in the user's cache)"
     )
@@ -52,6 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop: 0 when that was after the server was ready."""
     from triton_repo import server
 
+    if arguments.other_space and not arguments.follow:
+        raise SentportError("--other-space belongs to --follow; add it")
+    if arguments.container is not None:
+        return _print_container(arguments)
+    if arguments.form != "text":
+        raise SentportError(
+            f"form {arguments.form} needs the onnxruntime backend, which the server from PyPI does not have; "
+            "--container 24.10 prints the commands that serve it in NVIDIA's container"
+        )
     if not server.is_loopback(arguments.host):
         print(
             f"sentport: warning: {arguments.host} can be reached from other machines; the server asks for no password",
@@ -63,8 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace, folder: Path) -> int:
     from triton_repo.environment import prepare_environment
-    from triton_repo.repository import write_repository
+    from triton_repo.repository import model_name, write_repository
     from triton_repo.server import TritonServer
+    from triton_repo.serving import Follower, keep_serving
 
     if arguments.device == "cuda" and not cuda_devices():  # before its gigabytes are installed
         raise SentportError(
@@ -72,11 +105,13 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         )
     if not arguments.quiet:
         logging.getLogger("triton_repo").setLevel(logging.DEBUG if arguments.verbose else logging.INFO)
+    flags = _flags(arguments)
+    name = arguments.name or model_name(arguments.bundle)
     # Before the environment, which can take minutes: a bundle that is none is said at once.
     repository = write_repository(
         arguments.bundle,
         folder / "models",
-        name=arguments.name or _model_name(arguments.bundle),
+        name=name,
         form=arguments.form,
         device=arguments.device,
         layout=arguments.layout,
@@ -84,34 +119,97 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         threads=arguments.threads,
         batching=batching(arguments),
     )
-    server = TritonServer(
-        repository,
-        prepare_environment(arguments.server_env, arguments.device),
-        host=arguments.host,
-        http_port=arguments.http_port,
-        grpc_port=arguments.grpc_port,
-        metrics_port=arguments.metrics_port,
-        exit_timeout=arguments.exit_timeout,
-        on_log=_forward_errors if arguments.quiet else _forward,
+    follower = Follower(arguments.bundle, name, arguments.other_space, _say) if arguments.follow else None
+    environment = prepare_environment(arguments.server_env, arguments.device)
+    asked = {service: getattr(arguments, f"{service}_port") for service in ("http", "grpc", "metrics")}
+
+    def make(ports: dict[str, int]) -> TritonServer:
+        chosen = ports or asked
+        return TritonServer(
+            repository,
+            environment,
+            host=arguments.host,
+            http_port=chosen["http"],
+            grpc_port=chosen["grpc"],
+            metrics_port=chosen["metrics"],
+            flags=flags,
+            exit_timeout=arguments.exit_timeout,
+            on_log=_forward_errors if arguments.quiet else _forward,
+        )
+
+    def ready(server: TritonServer) -> None:
+        print(_addresses(server.models, server.http_url, server.grpc_url, server.metrics_url), flush=True)
+        if not arguments.quiet:
+            _say("ready; Ctrl-C stops the server")
+
+    keep_serving(make, ready, follower, _say)
+    return 0
+
+
+def _flags(arguments: argparse.Namespace) -> ServerFlags:
+    from triton_repo.flags import ServerFlags, read_key
+
+    key = None if arguments.restrict is None else read_key(arguments.restrict)
+    return ServerFlags(rate_limit=arguments.shares is not None, controlled=arguments.follow, key=key)
+
+
+def _print_container(arguments: argparse.Namespace) -> int:
+    """Print the shell commands that make the repository and the image, and run it; nothing is written."""
+    from triton_repo.flags import address_options
+    from triton_repo.releases import container_commands, release_named
+    from triton_repo.repository import model_name, planned
+
+    if arguments.follow:
+        raise SentportError("--follow is for the server that sentport starts itself; leave out --container")
+    release = release_named(arguments.container)
+    planned(
+        arguments.bundle,
+        arguments.name,
+        arguments.form,
+        arguments.device,
+        arguments.layout,
+        arguments.precision,
+        arguments.threads,
+        batching(arguments),
+        None,
+        release,
     )
-    with server:
-        server.wait_ready()
-        try:
-            print(_addresses(server.models, server.http_url, server.grpc_url, server.metrics_url), flush=True)
-            if not arguments.quiet:
-                _forward("sentport: ready; Ctrl-C stops the server")
-            server.wait()
-        except KeyboardInterrupt:
-            return 0
-    raise SentportError(f"the Triton server ended: {server.failure()}")
+    name = arguments.name or model_name(arguments.bundle)
+    out = Path(f"{name}.models").absolute()
+    flags = _flags(arguments)
+    shown = flags if flags.key is None else replace(flags, key=_KEY_PLACE)
+    ports = {service: getattr(arguments, f"{service}_port") for service in ("http", "grpc", "metrics")}
+    for service, port in ports.items():
+        if not 0 < port <= _LAST_PORT:
+            raise SentportError(f"--{service}-port is {port}; expected one from 1 to {_LAST_PORT} with --container")
+    options = [*address_options(arguments.host, ports), *shown.options()]
+    commands = container_commands(out, release, options, gpu=arguments.device != "cpu")
+    words = ["--out", str(out), *_repository_words(arguments)]
+    print(shlex.join(["sentport", "repository", str(arguments.bundle), *words]))
+    for command in commands:
+        # The shell reads the key, so that it stands in no terminal's history.
+        print(command.replace(_KEY_PLACE, f'"$(cat {shlex.quote(str(arguments.restrict))})"'))
+    return 0
+
+
+def _repository_words(arguments: argparse.Namespace) -> list[str]:
+    """What was asked for, as options of ``sentport repository``."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = []
+    for name in ("form", "name", "device", "layout", "precision", "threads", *QUEUE_OPTIONS):
+        value = getattr(arguments, name)
+        if value != parser.get_default(name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
 
 
 def _addresses(models: list[str], http_url: str, grpc_url: str, metrics_url: str) -> str:
     return f"model    {', '.join(models)}\nhttp     http://{http_url}\ngrpc     {grpc_url}\nmetrics  {metrics_url}"
 
 
-def _model_name(bundle: Path) -> str:
-    return bundle.resolve().name.removesuffix(".bundle")
+def _say(message: str) -> None:
+    _forward(f"sentport: {message}")
 
 
 def _forward(line: str) -> None:

@@ -30,12 +30,15 @@ from urllib.parse import quote, urlsplit
 from sentport.errors import SentportError
 from triton_repo import supervisor
 from triton_repo.environment import ServerEnvironment
+from triton_repo.flags import KEY_HEADER, ServerFlags, address_options
 
 _PORTS = ("http", "grpc", "metrics")
 # Below the range from which systems take ports for outgoing connections: the server binds seconds after we chose.
 _FREE_PORTS = range(20000, 32000)
 _LOG_LINES = 500
 _GRACE_S = 5.0
+_LOAD_S = 300.0
+DEFAULT_FLAGS = ServerFlags()
 
 
 class TritonServer:
@@ -50,6 +53,7 @@ class TritonServer:
         http_port: int = 0,
         grpc_port: int = 0,
         metrics_port: int = 0,
+        flags: ServerFlags = DEFAULT_FLAGS,
         exit_timeout: float = 30.0,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
@@ -62,12 +66,14 @@ class TritonServer:
             http_port: Port of HTTP; 0 takes a free one, here as below.
             grpc_port: Port of gRPC.
             metrics_port: Port of the metrics.
+            flags: What else it is started with.
             exit_timeout: Seconds that requests in flight get to finish after ``stop``.
             on_log: Is called with each line of the server's log, in a thread of its own.
         """
         self.repository = repository
         self.environment = environment
         self.host = host
+        self.flags = flags
         self.exit_timeout = exit_timeout
         self._ports = dict(zip(_PORTS, (http_port, grpc_port, metrics_port), strict=True))
         self._on_log = on_log
@@ -84,6 +90,11 @@ class TritonServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports by service, chosen once the server was started."""
+        return dict(self._ports)
 
     @property
     def http_url(self) -> str:
@@ -163,6 +174,16 @@ class TritonServer:
             else:
                 time.sleep(0.05)
 
+    def load(self, model: str) -> None:
+        """Load a model again from its changed folder; requests go on with the old version until the new one is ready.
+
+        Raises:
+            SentportError: When the server does not load it; it then goes on with what it has.
+        """
+        status, answer = _post(self.http_url, f"/v2/repository/models/{quote(model, safe='')}/load", self.flags.key)
+        if status != http.client.OK:
+            raise SentportError(f"the server did not load model {model} again: {' '.join(answer.split())}")
+
     def poll(self) -> int | None:
         """The exit code when the server has ended, None while it runs."""
         return self._started().poll()
@@ -206,16 +227,16 @@ class TritonServer:
         return [sys.executable, "-I", "-S", script, str(os.getpid()), str(self.exit_timeout)]
 
     def _command(self, address: str) -> list[str]:
-        command = [
+        return [
             str(self.environment.executable),
             f"--model-repository={self.repository.resolve()}",
             f"--backend-directory={self.environment.tree / 'backends'}",
+            f"--cache-directory={self.environment.tree / 'caches'}",
             "--exit-on-error=true",
             "--strict-readiness=true",
+            *address_options(address, self._ports),
+            *self.flags.options(),
         ]
-        for service, port in self._ports.items():
-            command += [f"--{service}-address={address}", f"--{service}-port={port}"]
-        return command
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -290,6 +311,18 @@ def _answers(url: str) -> bool:
         return connection.getresponse().status == http.client.OK
     except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
+
+
+def _post(address: str, path: str, key: str | None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address, timeout=_LOAD_S)
+    try:
+        connection.request("POST", path, b"{}", {} if key is None else {KEY_HEADER: key})
+        response = connection.getresponse()
+        return response.status, response.read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, f"{type(error).__name__}: {error}"
     finally:
         connection.close()
 

@@ -69,11 +69,12 @@ class ServerError(SentportError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a transport sends: texts ``[n, 1]`` of bytes, the parameters, the outputs wanted."""
+    """What a transport sends: texts ``[n, 1]`` of bytes, the parameters, the outputs wanted, the priority."""
 
     texts: NDArray[np.object_]
     parameters: Mapping[str, str | int | bool]
     outputs: tuple[str, ...]
+    priority: int = 0
 
 
 class Transport(Protocol):
@@ -195,6 +196,7 @@ class GrpcTransport:
                 inputs,
                 outputs=outputs,
                 parameters=dict(request.parameters),
+                priority=request.priority,
                 timeout=microseconds(seconds),
                 client_timeout=seconds,
             ),
@@ -283,7 +285,11 @@ class HttpTransport:
         inputs, outputs = tensors_for(self._library, request)
         client = self._library.InferenceServerClient
         body, header_length = client.generate_request_body(
-            inputs, outputs=outputs, parameters=dict(request.parameters), timeout=microseconds(seconds)
+            inputs,
+            outputs=outputs,
+            parameters=dict(request.parameters),
+            priority=request.priority,
+            timeout=microseconds(seconds),
         )
         headers = {_HEADER_LENGTH: str(header_length)} if header_length is not None else {}
         path = f"/v2/models/{quote(model, safe='')}/infer"

@@ -1,4 +1,4 @@
-"""What travels between a client and the model of form ``text``: names, limits, and how an error names rows.
+"""What travels between a client and a model, and between the steps of one: names, and how an error names rows.
 
 Server and client import this module, so it needs nothing but the core.
 """
@@ -13,6 +13,13 @@ EMBEDDING = "EMBEDDING"  # FP32 [n, dim]
 TOKENS = "TOKENS"  # INT32 [n, 1], without the length limit
 TRUNCATED = "TRUNCATED"  # BOOL [n, 1]
 INFO = "INFO"  # BYTES [n, 1], JSON
+
+# What the steps of forms ``ragged`` and ``plan`` hand on: INT64 [n, L] each, under the names of the graph's inputs.
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+POOLING_MASK = "pooling_mask"
+TOKEN_TYPE_IDS = "token_type_ids"  # zeros: a text alone is one segment
+LENGTHS = "lengths"  # INT32, a row's padded length; the server makes it of the shape of INPUT_IDS
 
 # The request parameters that the model knows.
 PROMPT = "prompt"

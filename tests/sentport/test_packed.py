@@ -15,10 +15,9 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from bench.contestants.opening import open_contestant
 from bench.corpus import Corpus
-from bench.grid import RunOptions, _opened
-from export.gate import check
-from export.suite import load_suite
+from bench.grid import RunOptions, specs
 from sentport.batch import TokenBatch
 from sentport.bulk.inputs import find_inputs
 from sentport.bulk.job import Options, encode_files
@@ -27,6 +26,8 @@ from sentport.bundle import DESCRIPTION_FILE, read_bundle
 from sentport.encoder import Encoder
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import BundleError, EngineError, GateError, InputError, SentportError
+from sentport.gate import check
+from sentport.suite import load_suite
 from sentport.tokenizer import Tokenizer
 from triton_repo.repository import write_repository
 
@@ -234,8 +235,10 @@ def test_the_bench_sets_both_layouts_side_by_side(both_layouts: Path) -> None:
         (None, ["sentport onnxruntime", "sentport onnxruntime packed"]),
         (("packed",), ["sentport onnxruntime packed"]),
     ):
-        options = RunOptions(Path("none"), both_layouts, corpus, layouts=layouts, contestants=("onnxruntime",))
-        opened = list(_opened(options, 1, []))
+        options = RunOptions(
+            Path("none"), both_layouts, (corpus,), layouts=layouts, contestants=("onnxruntime",), threads=1
+        )
+        opened = [open_contestant(spec) for spec in specs(options)]
         assert [contestant.name for contestant in opened] == names
         assert [contestant.conditions().layout for contestant in opened][-1] == "packed"
         for contestant in opened:

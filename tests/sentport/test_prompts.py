@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import build_checkpoint, build_transformer, export_tiny
+from ragged_models import Ragged, request
 from sentence_transformers import SentenceTransformer
 
 from sentport.batch import TokenBatch
@@ -18,7 +19,10 @@ from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import CheckpointError, EngineError, TruncationError
 from sentport.modeling.checkpoint import load_checkpoint
 from sentport.tokenizer import Tokenizer
-from triton_repo.model_text import TextModel, TextRequest
+from triton_repo import form_ragged
+from triton_repo.model_text import TextModel
+from triton_repo.repository import write_repository
+from triton_repo.requests import TextRequest
 
 TEXTS = ["sat on the mat .", "", "a dog", "日本", "the red mat " * 30, "a dog", "the cat sat"]
 # One, a longer one, and one that truncation cuts so that nothing but the last special token is left to pool.
@@ -160,3 +164,15 @@ def test_tokens_that_only_one_file_calls_special_are_refused(checkpoint: Path, t
     (folder / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(CheckpointError, match=rf"differ in which tokens are special \(ids {number}\)"):
         load_checkpoint(folder)
+
+
+def test_ragged_form_leaves_the_prompt_out(
+    bundle: Path, source: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form_ragged, "FLAVOURS", ("ort",))  # the one that this bundle has
+    ragged = Ragged(write_repository(bundle, tmp_path / "models", form="ragged"), "prompts")
+    assert ragged.inputs == ["input_ids", "attention_mask", "pooling_mask"]
+    prompts = ("passage", "", "endless")
+    answers = ragged.answer([request(*TEXTS, prompt=prompt) for prompt in prompts])
+    for prompt, found in zip(prompts, answers, strict=True):
+        np.testing.assert_allclose(found, of_source(source, TEXTS, prompt), atol=1e-5)

@@ -123,6 +123,13 @@ def test_parameters_are_sent_only_when_given(fake: FakeTransport) -> None:
     assert [dict(request.parameters) for request in fake.requests] == [{}, {"prompt": "", "dim": 2}]
 
 
+def test_priority_goes_with_every_request(fake: FakeTransport) -> None:
+    Client("host:1", model="m", rows_per_request=2, priority=3).encode(["a"] * 5)
+    assert [request.priority for request in fake.requests] == [3, 3, 3]
+    with pytest.raises(SentportError, match="priority is -1; expected a whole number from 0"):
+        Client("host:1", model="m", priority=-1)
+
+
 def test_errors_name_the_callers_rows(fake: FakeTransport) -> None:
     refusal = ServerError("2 of 8 texts cannot be encoded: rows 0, 7 (not valid UTF-8)", transient=False)
     client = connect()

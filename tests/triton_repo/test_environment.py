@@ -47,7 +47,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
 
 
 def test_no_suitable_python_names_the_container() -> None:
-    with pytest.raises(SentportError, match=r"needs Python 3.11 or 3.12 .*`docker run .*tritonserver:24.10-py3"):
+    with pytest.raises(SentportError, match=r"needs Python 3.11 or 3.12 .*`sentport serve BUNDLE --container 24.10`"):
         find_interpreter(["/nowhere/python3.11"])
 
 

@@ -22,7 +22,9 @@ from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import SentportError
 from sentport.inputs import MOST_BYTES
 from triton_repo import repository, wire
-from triton_repo.model_text import BUNDLE_FOLDER, Fixed, TextAnswer, TextModel, TextRequest
+from triton_repo.model_text import TextAnswer, TextModel
+from triton_repo.requests import Fixed, TextRequest
+from triton_repo.settings import BUNDLE_FOLDER, FORM
 
 LONG = "the cat sat on a mat " * 30
 
@@ -170,7 +172,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The server's model.py beside a stand-in for the one module that only Triton has."""
     triton = SimpleNamespace(get_input_tensor_by_name=lambda request, name: request)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
-    file = Path(repository.__file__).with_name("templates") / "text" / "model.py"
+    file = Path(repository.__file__).with_name("templates") / "model.py"
     spec = spec_from_file_location("served_model", file)
     assert spec is not None
     assert spec.loader is not None
@@ -191,7 +193,7 @@ def test_request_that_cannot_be_read_is_refused_alone(template: ModuleType, mode
 
 
 def config(encoder: Encoder, changes: dict[str, str]) -> dict[str, Any]:
-    values = {"device": "cpu", "layout": "padded", "precision": "fp32", "threads": "1"}
+    values = {FORM: "text", "device": "cpu", "layout": "padded", "precision": "fp32", "threads": "1"}
     values[wire.ENCODER] = json.dumps({"fingerprint": encoder.info.fingerprint})
     return {"parameters": {name: {"string_value": value} for name, value in (values | changes).items()}}
 

@@ -17,9 +17,11 @@ from tritonclient.utils import deserialize_bytes_tensor
 from sentport import Encoder
 from sentport.bundle import read_bundle, write_description
 from sentport.errors import BundleError, SentportError
-from triton_repo import repository, repository_cli, wire
-from triton_repo.model_text import Fixed
-from triton_repo.repository import Batching, write_repository
+from triton_repo import repository_cli, wire
+from triton_repo.config import Batching
+from triton_repo.form_text import WARMUP_TEXTS
+from triton_repo.repository import write_repository
+from triton_repo.requests import Fixed
 
 
 def parsed(out: Path, name: str) -> Any:
@@ -56,7 +58,7 @@ def test_config(written: Path, tiny_bundle: Path) -> None:
     assert policy.allow_timeout_override
     settings = {key: value.string_value for key, value in config.parameters.items()}
     encoder = json.loads(settings.pop(wire.ENCODER))
-    assert settings == {"device": "cpu", "layout": "padded", "precision": "fp32", "threads": "2"}
+    assert settings == {"form": "text", "device": "cpu", "layout": "padded", "precision": "fp32", "threads": "2"}
     assert encoder["fingerprint"] == read_bundle(tiny_bundle).spec.fingerprint
     assert encoder["prompts"] == read_bundle(tiny_bundle).spec.prompts
 
@@ -77,9 +79,9 @@ def test_warmup_files_hold_one_text_each(written: Path) -> None:
         given = sample.inputs["TEXT"]
         assert (sample.batch_size, list(given.dims)) == (1, [1])
         data = (written / "tiny" / "warmup" / given.input_data_file).read_bytes()
-        assert [text.decode() for text in deserialize_bytes_tensor(data)] == [repository.WARMUP_TEXTS[sample.name]]
+        assert [text.decode() for text in deserialize_bytes_tensor(data)] == [WARMUP_TEXTS[sample.name]]
     # Where a length counts characters, text of one byte a character would not show it.
-    assert any(len(text.encode()) > len(text) for text in repository.WARMUP_TEXTS.values())
+    assert any(len(text.encode()) > len(text) for text in WARMUP_TEXTS.values())
 
 
 def test_bundle_inside_is_linked_and_whole(written: Path, tiny_bundle: Path) -> None:
@@ -135,9 +137,13 @@ def test_strict_model_is_not_warmed_with_what_it_refuses(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "ragged"}, "form ragged is not supported yet"),
-        ({"form": "plan"}, "form plan is not supported yet"),
-        ({"form": "test"}, "form 'test' is unknown; expected text"),
+        ({"form": "ragged"}, "has no graph of layout packed; .*--layout padded,packed"),
+        ({"form": "ragged", "layout": "padded"}, "layout is 'padded', but form ragged runs packed graphs"),
+        ({"form": "ragged", "fixed": Fixed()}, "exists of form text alone"),
+        ({"form": "ragged", "device": "tpu"}, "'tpu' is unknown to form ragged; expected one of cpu, cuda, tensorrt"),
+        ({"device": "tensorrt"}, "'tensorrt' is unknown to form text"),
+        ({"form": "plan"}, "'cpu' is unknown to form plan; expected one of cuda"),
+        ({"form": "test"}, "form 'test' is unknown; expected one of text, ragged, plan"),
         ({"device": "auto"}, "device 'auto' is unknown"),
         ({"threads": 0}, "threads is 0"),
         ({"name": "a/b"}, "'a/b' cannot be a model's name"),
@@ -153,9 +159,36 @@ def test_what_cannot_be_written(tiny_bundle: Path, tmp_path: Path, options: dict
     assert list(tmp_path.iterdir()) == []
 
 
-def test_batching_limits() -> None:
-    with pytest.raises(SentportError, match="max_queue is 0; expected a whole number from 1"):
-        Batching(max_queue=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_queue": -1}, "max_queue is -1; expected a whole number from 0"),
+        ({"max_queue": 0, "priorities": 2}, "priorities need a queue with limits"),
+        ({"priorities": -1}, "priorities is -1; expected a whole number from 0"),
+        ({"max_batch": 2**31}, "max_batch is 2147483648; expected a whole number from 1 to 2147483647"),
+        ({"priorities": 17}, "priorities is 17; expected at most 16"),
+        ({"shares": "a b"}, "'a b' cannot be a resource's name"),
+    ],
+)
+def test_batching_limits(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SentportError, match=message):
+        Batching(**options)
+
+
+def test_queue_without_limits(tiny_bundle: Path, tmp_path: Path) -> None:
+    batching = parsed(
+        write_repository(tiny_bundle, tmp_path / "m", batching=Batching(max_queue=0)), "tiny"
+    ).dynamic_batching
+    assert batching.max_queue_delay_microseconds == 500
+    assert not batching.HasField("default_queue_policy")
+
+
+def test_priorities_and_what_models_share(tiny_bundle: Path, tmp_path: Path) -> None:
+    out = write_repository(tiny_bundle, tmp_path / "models", batching=Batching(priorities=3, shares="cores"))
+    config = parsed(out, "tiny")
+    assert (config.dynamic_batching.priority_levels, config.dynamic_batching.default_priority_level) == (3, 2)
+    (resource,) = config.instance_group[0].rate_limiter.resources
+    assert (resource.name, getattr(resource, "global"), resource.count) == ("cores", True, 1)
 
 
 def test_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -171,7 +204,7 @@ def test_existing_out(tiny_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(SentportError, match="exists; add --force"):
         write_repository(tiny_bundle, out)
     write_repository(tiny_bundle, out, name="second", force=True)
-    assert [path.name for path in out.iterdir()] == ["second"]
+    assert [path.name for path in out.iterdir() if path.is_dir()] == ["second"]
     (out / "notes").mkdir()
     with pytest.raises(SentportError, match="is not a model repository"):
         write_repository(tiny_bundle, out, force=True)
@@ -244,4 +277,4 @@ def test_defaults_in_the_help_are_the_real_ones() -> None:
     shown = parser.format_help()
     defaults = Batching()
     for value in (defaults.max_batch, defaults.delay_us, defaults.max_queue, defaults.timeout_ms):
-        assert f"({value})" in shown
+        assert f"({value}" in shown

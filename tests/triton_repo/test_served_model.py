@@ -26,9 +26,10 @@ from sentport.errors import InputError, SentportError
 from sentport.evaluation import read_sts, sts_score
 from sentport.inputs import MOST_BYTES
 from triton_repo.client import AsyncClient, Client
+from triton_repo.config import Batching
 from triton_repo.environment import ServerEnvironment
-from triton_repo.model_text import Fixed
-from triton_repo.repository import Batching, write_repository
+from triton_repo.repository import write_repository
+from triton_repo.requests import Fixed
 from triton_repo.server import TritonServer
 from triton_repo.transport import GrpcTransport, HttpTransport
 
@@ -55,7 +56,10 @@ def served(
     for name, batching, fixed in (("tiny", slow, None), ("cacheable", None, Fixed(prompt="query", dim=5))):
         out = write_repository(tiny_bundle, folder / name, name=name, threads=1, batching=batching, fixed=fixed)
         (out / name).rename(models / name)
-    encoders = Encoder(minilm_bundle), Encoder(tiny_bundle, threads=1, on_truncate="allow")
+    encoders = (
+        Encoder(minilm_bundle, engine="onnxruntime"),
+        Encoder(tiny_bundle, engine="onnxruntime", threads=1, on_truncate="allow"),
+    )
     with TritonServer(models, server_environment) as server, encoders[0] as minilm, encoders[1] as tiny:
         server.wait_ready()
         yield Served({"grpc": server.grpc_url, "http": f"http://{server.http_url}"}, minilm, tiny)
@@ -95,13 +99,17 @@ def test_client_runs_without_torch(served: Served, wheel: Path, tmp_path: Path, 
     np.testing.assert_allclose(json.loads(done.stdout), served.minilm.encode(["A man is eating food."]), atol=1e-5)
 
 
-def statistics(served: Served, model: str) -> tuple[int, int]:
-    """The server's own count of requests and executions."""
+def statistics(served: Served, model: str, after: int = 0) -> tuple[int, int]:
+    """The server's own count of requests and executions, once it counted ``after`` requests: answers go out first."""
     import tritonclient.grpc as library
 
+    deadline = time.monotonic() + 5
     with library.InferenceServerClient(served.urls["grpc"]) as client:
-        (stats,) = client.get_inference_statistics(model).model_stats
-    return stats.inference_stats.success.count + stats.inference_stats.fail.count, stats.execution_count
+        while True:
+            (stats,) = client.get_inference_statistics(model).model_stats
+            count = stats.inference_stats.success.count + stats.inference_stats.fail.count
+            if count >= after or time.monotonic() > deadline:
+                return count, stats.execution_count
 
 
 def sentences(count: int) -> list[str]:
@@ -187,7 +195,7 @@ def test_one_execution_serves_prompts_dims_and_a_bad_text(served: Served) -> Non
             lambda: other.encode(["the cat"], dim=20),
             lambda: raw.infer("tiny", [given]),
         )
-        after = statistics(served, "tiny")
+        after = statistics(served, "tiny", requests + 5)
     assert (after[0] - requests, after[1] - executions) == (5, 1)
     encode = served.tiny.encode
     assert worst_cosine(first, encode(["the cat"])) >= 0.99999
@@ -261,7 +269,7 @@ def hammer(served: Served, texts: list[str], clients: int) -> tuple[Vectors, flo
         vectors[n::clients] = found
     for client in opened:
         client.close()
-    after = statistics(served, "minilm")
+    after = statistics(served, "minilm", before[0] + len(texts))
     assert after[0] - before[0] == len(texts)
     return vectors, (after[1] - before[1]) / (after[0] - before[0])
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -136,9 +137,14 @@ def assert_gone(prefix: str, pid: int, within: float = 0.0) -> None:
 
 def ask(server: TritonServer, texts: list[str]) -> list[int]:
     """Send texts over gRPC and return the lengths."""
+    return ask_at(server.grpc_url, texts)
+
+
+def ask_at(address: str, texts: list[str]) -> list[int]:
+    """Send texts to an address."""
     import tritonclient.grpc as grpc
 
-    with grpc.InferenceServerClient(server.grpc_url) as client:
+    with grpc.InferenceServerClient(address) as client:
         given = grpc.InferInput("TEXT", [len(texts), 1], "BYTES")
         given.set_data_from_numpy(np.array([[text.encode()] for text in texts], dtype=object))
         answer = client.infer("lengths", [given], client_timeout=10.0).as_numpy("LENGTH")
@@ -321,3 +327,47 @@ def test_serve_stops_cleanly_on_every_signal(models: Path, server_environment: S
             process.kill()
             process.wait()
     assert supervisor.sweep(supervisor.SHARED_MEMORY, supervisor.REGION_KIND) == []
+
+
+def test_serve_starts_again_after_a_crash(models: Path, server_environment: ServerEnvironment) -> None:
+    """On the same ports, with a line that says so; a client that tries again sees a pause and no wrong answer."""
+    options = ["--server-env", str(server_environment.folder)]
+    options += [word for service in ("http", "grpc", "metrics") for word in (f"--{service}-port", "0")]
+    command = [sys.executable, "-c", SERVE, str(models), *options]
+    log: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reader = threading.Thread(target=log.extend, args=(process.stderr,))
+        reader.start()
+        try:
+            address = [process.stdout.readline().split() for _ in range(4)][2][1]
+            told = [ask_until(address, pause) for pause in (0.0, 1.2)]  # a stub's name is learnt while it lives
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            prefix = supervisor.region_prefix(int(child))
+            os.kill(stub_of(prefix), signal.SIGKILL)
+            told.append(ask_until(address, 0.5))
+            assert told == [[3]] * 3
+        finally:
+            process.terminate()
+            reader.join(30)
+        assert process.wait(30) == 0, log
+    assert any(
+        "model instance lengths_0_0 has ended by signal 9" in line and line.endswith("starting it again\n")
+        for line in log
+    ), log
+
+
+def ask_until(address: str, pause: float, within: float = 30.0) -> list[int]:
+    """The lengths, after a pause, from the first server that answers at an address."""
+    import tritonclient.grpc as grpc
+
+    time.sleep(pause)
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            return ask_at(address, ["abc"])
+        except grpc.InferenceServerException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

@@ -8,15 +8,22 @@ import shutil
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 
+from sentport.bundle import read_bundle, write_description
 from sentport.errors import SentportError
+from sentport.files import replace_folder
 from triton_repo import serve_cli, supervisor
 from triton_repo import server as server_module
 from triton_repo.environment import ServerEnvironment
+from triton_repo.flags import ServerFlags, address_options, read_key
+from triton_repo.repository import write_repository
 from triton_repo.server import TritonServer, is_loopback, reason_in
+from triton_repo.serving import Follower, keep_serving
 
 NAMESPACE = os.stat("/proc/self/ns/pid").st_ino
 
@@ -171,3 +178,114 @@ def test_cuda_without_a_device_is_refused_before_anything_is_installed(
     with pytest.raises(SentportError, match="device cuda was asked for, but no CUDA device"):
         serve_cli.run(parser.parse_args([str(tmp_path), "--device", "cuda", "--server-env", str(tmp_path / "env")]))
     assert not (tmp_path / "env").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        ("k" * 32, 0o644, r"is open to other users; run `chmod 600 "),
+        ("short", 0o600, "holds no key: expected one line of 16 or more letters"),
+        ("k" * 32 + "\n" + "k" * 32, 0o600, "holds no key"),
+        ("k" * 32 + ",health:a=b", 0o600, "holds no key"),
+        ("ключ" * 8, 0o600, "holds no key"),
+        (None, 0o600, r"cannot be read \(No such file or directory\)"),
+    ],
+)
+def test_file_that_is_no_key(tmp_path: Path, text: str | None, mode: int, message: str) -> None:
+    file = tmp_path / "key"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+        file.chmod(mode)
+    with pytest.raises(SentportError, match=message):
+        read_key(file)
+
+
+def test_key_file_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SentportError, match="is not a file"):
+        read_key(tmp_path)
+
+
+def test_options_of_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("k" * 32 + "\n")
+    file.chmod(0o600)
+    restricted = f"model-repository,shared-memory,trace,logging:sentport-key={'k' * 32}"
+    assert ServerFlags().options() == []
+    assert ServerFlags(rate_limit=True, controlled=True, key=read_key(file), cache_bytes=7).options() == [
+        "--rate-limit=execution_count",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
+        "--cache-config=local,size=7",
+    ]
+    assert address_options("h", {"http": 1, "grpc": 2}) == [
+        "--http-address=h",
+        "--http-port=1",
+        "--grpc-address=h",
+        "--grpc-port=2",
+    ]
+
+
+def test_crashes_are_mended_three_times() -> None:
+    """A server whose python dies again and again is given up, with its reason."""
+
+    class Dying(TritonServer):
+        started = 0
+
+        def __enter__(self) -> Self:
+            Dying.started += 1
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def wait_ready(self, timeout: float = 0.0) -> None: ...
+
+        def wait(self, timeout: float | None = None) -> int:
+            return supervisor.EXIT_STUB_CRASHED
+
+        def failure(self) -> str:
+            return "it died"
+
+    said: list[str] = []
+    nowhere = ServerEnvironment(Path(), Path(), Path(), ())
+    with pytest.raises(SentportError, match="the Triton server ended: it died"):
+        keep_serving(lambda ports: Dying(Path(), nowhere), lambda server: said.append("ready"), None, said.append)
+    assert said == ["ready", *["it died; starting it again"] * 3]
+    assert Dying.started == 4
+
+
+def test_bundle_that_is_not_loaded_leaves_the_repository_as_it_was(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Its config above all: a server that is started again would read a model that is not there."""
+    watched = Path(shutil.copytree(tiny_bundle, tmp_path / "watched.bundle"))
+    models = write_repository(watched, tmp_path / "models", name="tiny")
+    server = TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()))  # not started: loads nothing
+    said: list[str] = []
+    follower = Follower(watched, "tiny", True, said.append)
+    other = read_bundle(shutil.copytree(watched, tmp_path / "other.bundle"))
+    write_description(replace(other, spec=replace(other.spec, weights_sha256="0" * 64)))
+    replace_folder(other.path, watched)
+    before = (models / "tiny" / "config.pbtxt").read_text()
+    follower.look(server)
+    assert [line for line in said if "did not load model tiny again" in line] == said != []
+    assert (models / "tiny" / "config.pbtxt").read_text() == before
+    assert sorted(path.name for path in (models / "tiny").iterdir()) == ["1", "config.pbtxt", "warmup"]
+
+
+def test_bundle_that_cannot_be_copied_ends_nothing(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Path(shutil.copytree(tiny_bundle, tmp_path / "watched.bundle"))
+    models = write_repository(watched, tmp_path / "models", name="tiny")
+    server = TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()))
+    said: list[str] = []
+    follower = Follower(watched, "tiny", False, said.append)
+    replace_folder(Path(shutil.copytree(watched, tmp_path / "new")), watched)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    follower.look(server)
+    assert said == ["the new bundle is not served: [Errno 28] disk full"]
+    assert not (models / "tiny" / "2").exists()

@@ -1,0 +1,50 @@
+"""The rules, in the order in which their findings are told."""
+
+from __future__ import annotations
+
+from triton_repo import lint_config, lint_ensemble, lint_graph, lint_python
+from triton_repo.lint import Proof, Rule
+
+RULES = (
+    Rule("name", Proof.SERVER, lint_config.name),
+    Rule("version", Proof.SERVER, lint_config.version),
+    Rule("model-file", Proof.SERVER, lint_config.model_file),
+    Rule("backend", Proof.SERVER, lint_config.backend),
+    Rule("max-batch", Proof.SERVER, lint_config.max_batch),
+    Rule("tensor", Proof.SERVER, lint_config.tensor),
+    Rule("tensor-dims", Proof.SERVER, lint_config.tensor_dims),
+    Rule("optional-input", Proof.UNPROVED, lint_config.optional_input),
+    Rule("preferred-batch", Proof.SERVER, lint_config.preferred_batch),
+    Rule("priority", Proof.SERVER, lint_config.priority),
+    Rule("instance-kind", Proof.SERVER, lint_config.instance_kind),
+    Rule("instance-count", Proof.UNPROVED, lint_config.instance_count),
+    Rule("cache", Proof.SERVER, lint_config.cache),
+    Rule("unknown-parameter", Proof.SERVER, lint_config.unknown_parameter),
+    Rule("parameter-value", Proof.SERVER, lint_config.parameter_value),
+    Rule("warm-up", Proof.SERVER, lint_config.warmup),
+    Rule("ensemble-step", Proof.SERVER, lint_ensemble.step_models),
+    Rule("ensemble-map", Proof.SERVER, lint_ensemble.step_maps),
+    Rule("ensemble-dangling", Proof.SERVER, lint_ensemble.dangling),
+    Rule("ensemble-unused", Proof.SERVER, lint_ensemble.unused),
+    Rule("ensemble-twice", Proof.SERVER, lint_ensemble.made_twice),
+    Rule("ensemble-cycle", Proof.SERVER, lint_ensemble.cycle),
+    Rule("ensemble-kind", Proof.SERVER, lint_ensemble.kinds),
+    Rule("ensemble-batch", Proof.SERVER, lint_ensemble.batch),
+    Rule("ensemble-instances", Proof.SERVER, lint_ensemble.instances),
+    Rule("graph-read", Proof.ONNXRUNTIME, lint_graph.readable),
+    Rule("graph-release", Proof.ONNXRUNTIME, lint_graph.release),
+    Rule("graph-names", Proof.ONNXRUNTIME, lint_graph.names),
+    Rule("graph-types", Proof.ONNXRUNTIME, lint_graph.types),
+    Rule("graph-dims", Proof.ONNXRUNTIME, lint_graph.dims),
+    Rule("graph-batch-axis", Proof.ONNXRUNTIME, lint_graph.batch_axis),
+    Rule("ragged-rank", Proof.ONNXRUNTIME, lint_graph.ragged_rank),
+    Rule("ragged-kind", Proof.ONNXRUNTIME, lint_graph.ragged_kind),
+    Rule("ragged-target", Proof.UNPROVED, lint_graph.ragged_target),
+    Rule("ragged-batch", Proof.UNPROVED, lint_graph.ragged_batch),
+    Rule("graph-level", Proof.UNPROVED, lint_graph.graph_level),
+    Rule("script", Proof.SERVER, lint_python.script),
+    Rule("environment-file", Proof.SERVER, lint_python.environment_file),
+    Rule("numpy", Proof.SERVER, lint_python.numpy_version),
+    Rule("stub", Proof.UNPROVED, lint_python.stub_version),
+    Rule("bundle", Proof.SERVER, lint_python.bundle),
+)
