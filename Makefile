@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What the demo needs is a part of it, and much quicker to install; with everything there, nothing more is installed.
 DEMO_STAMP := $(VENV)/.installed-demo
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL = $(PIP) --editable
+# The kernels of engine native. They are built where there is a compiler; without one everything else works.
+NATIVE_STAMP := $(VENV)/.installed-native
+NATIVE_SOURCES := $(wildcard native/*.* native/src/* native/sentport_native/*)
+FUZZ_SECONDS ?= 30
 
 # Evaluation data, where it lies beside the checkout; tests that need it say so when it is unset.
 ifneq ($(wildcard ../shared/data),)
@@ -14,16 +19,16 @@ export SENTPORT_DATA ?= $(abspath ../shared/data)
 endif
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full lint native native-fuzz native-emulated clean
 
-demo: $(DEMO_STAMP)
+demo: $(DEMO_STAMP) $(NATIVE_STAMP)
 	$(BIN)/python -m bench.demo $(DEMO)
 
 # Two workers, a file in one of them: most tests compute in one thread.
-test: $(STAMP)
+test: $(STAMP) $(NATIVE_STAMP)
 	$(BIN)/python -m pytest -m "not full" -n 2
 
-test-full: $(STAMP)
+test-full: $(STAMP) $(NATIVE_STAMP)
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -38,6 +43,26 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[gpu,bench,demo]'
 	@touch $@
+
+native: $(NATIVE_STAMP)
+
+$(NATIVE_STAMP): $(NATIVE_SOURCES) | $(BIN)/python
+	@if $(BIN)/python native/can_build.py; then set -ex; \
+	  $(PIP) scikit-build-core nanobind cmake ninja; \
+	  PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --no-deps ./native; fi
+	@touch $@
+
+# Random models and batches under sanitizers: memory and undefined behaviour, then races of the workers.
+native-fuzz:
+	for sanitizers in address,undefined thread; do \
+	  cmake -S native -B build/fuzz-$$sanitizers -DSENTPORT_FUZZ=ON -DCMAKE_BUILD_TYPE=None \
+	    -DCMAKE_CXX_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=$$sanitizers -fno-sanitize-recover=all" && \
+	  cmake --build build/fuzz-$$sanitizers --parallel 2 && build/fuzz-$$sanitizers/fuzz $(FUZZ_SECONDS) || exit 1; done
+
+# The levels that this CPU may not have, their instructions in plain C++ (Debian: apt-get install libsimde-dev).
+native-emulated:
+	cmake -S native -B build/emulated -DSENTPORT_EMULATED=ON && cmake --build build/emulated --parallel 2
+	build/emulated/emulated
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python found; install 3.11 or newer (Debian: apt-get install python3 python3-venv)"; exit 2; }

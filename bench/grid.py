@@ -31,7 +31,7 @@ from sentport.hardware import available_cores
 from sentport.scheduler import BatchPolicy
 from sentport.tokenizer import Tokenizer
 
-CONTESTANTS = ("sentence-transformers", "torch", "onnxruntime", "triton")
+CONTESTANTS = ("sentence-transformers", "torch", "onnxruntime", "native", "triton")
 # A corpus of this name is made of the texts of equal length in the first one.
 EQUAL = "equal"
 
@@ -69,7 +69,7 @@ class RunOptions:
 
     Attributes:
         checkpoint: Folder of the source model, which the reference reads.
-        bundle: Its bundle; without it there is no ``onnxruntime`` row.
+        bundle: Its bundle; without it there is no ``onnxruntime`` and no ``native`` row.
         corpora: What is encoded, a table each.
         contestants: Of ``KINDS``.
         policies: Batch policies, for contestants that can be told.
@@ -154,9 +154,10 @@ def open_contestants(options: RunOptions, missing: Missing) -> list[Opened]:
         except PrecisionError as error:
             missing.append((f"sentport {spec.kind} {spec.precision} {spec.layout}", str(error)))
         except SentportError as error:
-            if spec.kind not in PEERS:
+            if spec.kind not in (*PEERS, "native"):
                 raise
-            missing.append((variants()[spec.kind].title, str(error)))
+            title = variants()[spec.kind].title if spec.kind in PEERS else f"sentport {spec.kind} {spec.precision}"
+            missing.append((title, str(error)))
     opened = [each for each in opened if _answers(each, missing)]  # peers have been loading side by side meanwhile
     if not opened or opened[0].contestant.name not in (baseline.NAME, torch_engine.NAME):
         raise SentportError(
@@ -217,12 +218,14 @@ def _peer_specs(options: RunOptions, spec: Spec) -> Iterator[Spec]:
 def _graph_specs(options: RunOptions, bundle: Path, shared: Spec) -> Iterator[Spec]:
     engines = [name for name in GRAPHS if name in options.contestants]
     layouts = options.layouts or read_bundle(bundle).layouts
-    for engine, precision, layout, sessions in product(engines, options.precisions, layouts, options.sessions):
-        flavour = precision.partition("-")[2]
-        if not flavour or flavour in FLAVOURS[engine]:
-            yield replace(
-                shared, kind=engine, bundle=str(bundle), precision=precision, layout=layout, sessions=sessions
-            )
+    for engine in engines:
+        held = ("packed",) if engine == "native" else layouts  # its files have no other
+        for precision, layout, sessions in product(options.precisions, held, options.sessions):
+            flavour = precision.partition("-")[2]
+            if not flavour or flavour in FLAVOURS[engine]:
+                yield replace(
+                    shared, kind=engine, bundle=str(bundle), precision=precision, layout=layout, sessions=sessions
+                )
 
 
 def make_cases(options: RunOptions, contestants: Sequence[Contestant], workloads: Sequence[Workload]) -> list[Case]:

@@ -39,7 +39,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", "the source model, whose vectors are right", metavar="DIR")
     add("--bundle", "its bundle, for the rows of our engines", metavar="BUNDLE")
     add("--out", "folder for raw files; finished cases in it are skipped", metavar="DIR", dest="records")
-    add("--contestants", "sentence-transformers,torch,onnxruntime,triton; also openvino and peers", type=words)
+    add("--contestants", "sentence-transformers,torch,onnxruntime,native,triton; also openvino and peers", type=words)
     add("--precision", "fp32,int8-ort: the bundle's graphs, side by side (auto)", type=words)
     add("--layout", "padded,packed: likewise (those it has)", type=words)
     add("--sessions", "engine calls in flight, side by side; 0 = the engine's choice (0)", type=numbers)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import sys
-import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from export.build_cli import add_plan_arguments, options_of, refuse_plan_options, steps_to_stderr
+from export.build_cli import report as report_plans
+
+if TYPE_CHECKING:
+    from export.build import BuildOptions, Outline
+    from sentport.bundle import Bundle
+    from sentport.plans import Plan
 
 DESCRIPTION = "Turn a checkpoint into a verified bundle: one graph with pooling and normalisation inside."
 EXAMPLE = "sentport export ./all-MiniLM-L6-v2 --out minilm.bundle"
@@ -64,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--opset", type=int, help="ONNX operator set (18)")
     parser.add_argument("--ir-version", type=int, help="ONNX file format (10)")
+    parser.add_argument(
+        "--corpus", metavar="FILE", type=Path, help="texts like yours, one a line: the bundle keeps their lengths"
+    )
+    parser.add_argument("--tensorrt", action="store_true", help="then build a TensorRT plan of each portable graph")
+    add_plan_arguments(parser.add_argument_group("with --tensorrt, as for `sentport build`"))
     parser.add_argument("--force", action="store_true", help="replace an existing bundle once the new one has passed")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -71,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Export and report."""
     _require_packages()
+    plans = _plans_asked_for(arguments)
     from export.exporter import ExportOptions, export_bundle
     from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET
     from sentport.cli.parity import parity_table
@@ -87,31 +102,56 @@ def run(arguments: argparse.Namespace) -> int:
         trust_remote_code=arguments.trust_remote_code,
         calibration=arguments.calibration,
         gate_corpus=arguments.gate_corpus,
+        corpus=arguments.corpus,
         min_cosine=arguments.min_cosine,
         opset=DEFAULT_OPSET if arguments.opset is None else arguments.opset,
         ir_version=DEFAULT_IR_VERSION if arguments.ir_version is None else arguments.ir_version,
         force=arguments.force,
     )
-    start = time.monotonic()
-
-    def say(message: str) -> None:
-        if not arguments.quiet:
-            print(f"[{time.monotonic() - start:5.1f} s] {message}", file=sys.stderr, flush=True)
-
+    say = steps_to_stderr(arguments)
     gc.freeze()  # collections would walk all of torch again and again, the last ones of the interpreter included
     bundle = export_bundle(arguments.source, arguments.out, options, say)
     gc.freeze()
+    built = [] if plans is None else _build(bundle, plans, say)
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
     if arguments.json:
         graphs = {graph.file: dict(graph.parity) for graph in bundle.graphs}
         report = {"path": str(bundle.path), "bytes": size, "fingerprint": bundle.spec.fingerprint, "graphs": graphs}
-        print(json.dumps(report))
+        print(json.dumps(report | {"plans": [asdict(plan) for plan, _ in built]}))
         return 0
     print(f"bundle        {bundle.path}  ({size / 1e6:.0f} MB)")
     print(f"parity        to the source, over {bundle.graphs[0].parity['rows']} vectors a graph")
     print("\n".join(parity_table(bundle)))
+    report_plans(bundle, built, as_json=False)
     print(f"next          sentport encode {bundle.path} --input texts.txt --output vectors.npy")
     return 0
+
+
+def _plans_asked_for(arguments: argparse.Namespace) -> BuildOptions | None:
+    """How plans are to be built; what stands in their way is told before the export."""
+    if not arguments.tensorrt:
+        refuse_plan_options(arguments)
+        return None
+    from export.tensorrt import check_target
+    from sentport.errors import SentportError
+
+    options = options_of(arguments, None, None)
+    if arguments.flavour is not None and "portable" not in _names(arguments.flavour):
+        raise SentportError(f"--tensorrt needs flavour portable, which --flavour {arguments.flavour} leaves out")
+    if arguments.corpus is None and not options.edges:
+        raise SentportError("--tensorrt plans profiles: give --corpus FILE with texts like those that will come")
+    check_target(options.target)
+    return replace(options, corpus=None, force=False)  # the bundle has the corpus's lengths, and is new
+
+
+def _build(bundle: Bundle, options: BuildOptions, say: Callable[[str], None]) -> list[tuple[Plan, Outline]]:
+    from export.build import build_plans
+    from sentport.errors import SentportError
+
+    try:
+        return build_plans(bundle, options, say)
+    except SentportError as error:
+        raise type(error)(f"{bundle.path} is exported, but its plans are not built: {error}") from error
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ import onnx_ir as ir
 
 from export.calibration import calibration_texts, sample_texts
 from export.conformance import check_tokenizer
-from export.gate import limits_of
 from export.graphs import FLAVOURS, PRECISIONS, Graph, Say, make_graphs
+from export.native import export_native
 from export.ort_flavour import operators
+from export.profiles import Histogram, corpus_lines, text_lengths
 from export.sensitivity import Calibration
 from export.signature import outputs
-from export.suite import Suite, build_suite, load_suite, save_suite
 from export.texts import PARITY_TEXTS, adversarial_lines
 from export.trace import DEFAULT_IR_VERSION, DEFAULT_OPSET, IR_VERSIONS, OPSETS
 from export.verify import check_graph, judged_by
@@ -34,11 +34,13 @@ from sentport.bundle import (
 from sentport.engines.torch import TorchEngine
 from sentport.errors import SentportError
 from sentport.files import folder_written_aside
+from sentport.gate import limits_of
 from sentport.inputs import prompt_text
 from sentport.modeling.checkpoint import Checkpoint, load_checkpoint
 from sentport.modeling.hub import locate
 from sentport.modeling.length_limit import ASKED
 from sentport.modeling.simcse import pooling_name
+from sentport.suite import Suite, build_suite, load_suite, save_suite
 from sentport.tokenizer import Tokenizer
 
 # Weights beyond it go into a file of their own: a protobuf file ends at 2 GiB, and the graph needs some of it.
@@ -50,11 +52,12 @@ _CORPUS_TEXTS = 512
 
 
 class _Samples(NamedTuple):
-    """Texts of the user's: to calibrate on, where those are from, and to compare ranks over."""
+    """Texts of the user's: to calibrate on, where those are from, to compare ranks over, to take lengths of."""
 
     calibration: list[str]
     source: str
     corpus: list[str]
+    lengths: list[str]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class ExportOptions:
         calibration: File of texts, one a line, that int8 is calibrated on; None = texts that ship with the exporter.
         gate_corpus: File of texts, one a line, over which int8 must rank as the source does; None = the parity texts.
             The bundle keeps the first 512 of them, so that a later check can measure the same.
+        corpus: File of texts, one a line, whose lengths the bundle keeps to plan batch shapes with; None = none.
         min_cosine: Of precisions under fp32: the worst cosine to the source, where the gate's own limit is lower.
         opset: ONNX operator set.
         ir_version: ONNX file format version.
@@ -91,6 +95,7 @@ class ExportOptions:
     trust_remote_code: bool = False
     calibration: Path | None = None
     gate_corpus: Path | None = None
+    corpus: Path | None = None
     min_cosine: float | None = None
     opset: int = DEFAULT_OPSET
     ir_version: int = DEFAULT_IR_VERSION
@@ -161,6 +166,11 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         lines = [*PARITY_TEXTS, *adversarial_lines()]
         proof = beside.submit(check_tokenizer, tokenizer, checkpoint.tokenizer, spec.max_tokens, lines)
         bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof.result()))
+        if samples.lengths:
+            counts = Histogram.of(text_lengths(spec, tokenizer, samples.lengths))
+            bundle = replace(bundle, length_counts=counts.by_size())
+        int8 = "int8" in options.precisions
+        calibration = _calibration(options, samples, suite, tokenizer, spec.architecture) if int8 else None
         made = make_graphs(
             checkpoint.model,
             options.layouts,
@@ -169,9 +179,7 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
             options.ir_version,
             say,
             options.precisions,
-            _calibration(options, samples, suite, tokenizer, spec.architecture)
-            if "int8" in options.precisions
-            else None,
+            calibration,
         )
         records = []
         for graph in made:
@@ -179,7 +187,9 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
             say(f"checking {record.file}")
             parity = check_graph(bundle, record, suite, tokenizer, min_cosine=options.min_cosine)
             records.append(replace(record, parity=parity.record(judged_by(record))))
-        bundle = replace(bundle, graphs=tuple(records))
+        asked = options.precisions, calibration, suite, tokenizer, options.min_cosine
+        native = tuple(export_native(bundle, checkpoint.model, *asked, say))
+        bundle = replace(bundle, graphs=tuple(records), native=native)
         write_description(bundle)
     return replace(bundle, path=out)
 
@@ -248,7 +258,12 @@ def _samples(options: ExportOptions) -> _Samples:
     """Read first of all: a file that cannot be used is told before anything is computed."""
     texts, source = calibration_texts(options.calibration)
     corpus = options.gate_corpus
-    return _Samples(texts, source, [] if corpus is None else sample_texts(corpus, "the gate's corpus", _CORPUS_TEXTS))
+    return _Samples(
+        texts,
+        source,
+        [] if corpus is None else sample_texts(corpus, "the gate's corpus", _CORPUS_TEXTS),
+        [] if options.corpus is None else corpus_lines(options.corpus),
+    )
 
 
 def _calibration(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.gate import Limits, Parity, closeness
 from export.int8 import FORMS, quantise
 from export.linear import Ranges, input_ranges, linears, open_model
-from export.suite import Suite
 from sentport.batch import TokenBatch
 from sentport.engines.feeds import make_feed
 from sentport.errors import GateError
+from sentport.gate import Limits, Parity, Run, closeness
+from sentport.suite import Suite
 from sentport.tokenizer import Tokenizer
 
 _BATCH_ROWS = 16
@@ -88,23 +88,51 @@ def plan_int8(padded: ir.Model, flavour: str, calibration: Calibration, say: Cal
         GateError: When they do not hold with half of the layers in fp32.
     """
     ranges = input_ranges(padded, calibration.rows)
-    groups = _groups(padded)
+
+    def runner(layers: Collection[str]) -> Run:
+        return _runner(quantise(padded, flavour, {name: ranges[name] for name in layers}))
+
+    return fewest_kept(_groups(padded), runner, FORMS[flavour], ranges, calibration, say)
+
+
+def fewest_kept(
+    groups: Sequence[tuple[str, ...]],
+    runner: Callable[[Collection[str]], Run],
+    form: str,
+    ranges: Ranges,
+    calibration: Calibration,
+    say: Callable[[str], None],
+) -> Int8Plan:
+    """Measure each group of layers once, and keep the fewest in fp32 with which the limits hold.
+
+    Args:
+        groups: Names of layers, those with one input together.
+        runner: Gives what runs the model with the named layers in int8.
+        form: ``static`` or ``per token``.
+        ranges: Of calibration, by layer.
+        calibration: What to measure with.
+        say: Told what is being done.
+
+    Raises:
+        GateError: When they do not hold with half of the layers in fp32.
+    """
     order: list[tuple[str, ...]] = []
     effects: dict[str, float] = {}
     trade = []
     for count in range(len(groups) // 2 + 1):
         if count == 1:  # not before it is known that some group has to stay
-            say(f"measuring what int8 ({FORMS[flavour]}) of each of {len(groups)} groups of linear layers costs")
-            effects = {group[0]: _effect(padded, flavour, ranges, group, calibration) for group in groups}
+            say(f"measuring what int8 ({form}) of each of {len(groups)} groups of linear layers costs")
+            effects = {group[0]: _effect(runner(group), calibration) for group in groups}
             order = sorted(groups, key=lambda group: -effects[group[0]])
         kept = tuple(name for group in order[:count] for name in group)
-        found = closeness(_runner(quantise(padded, flavour, ranges, kept)), calibration.suite, calibration.tokenizer)
+        layers = [name for group in groups for name in group if name not in kept]
+        found = closeness(runner(layers), calibration.suite, calibration.tokenizer)
         trade.append({"kept": count, "cosine": found.cosine, "mean_cosine": found.mean_cosine, "rank": found.rank})
         if _holds(found, calibration.limits):
             words = f"{len(calibration.rows)} texts of {calibration.source}"
-            return Int8Plan(FORMS[flavour], ranges, kept, effects, tuple(trade), words)
+            return Int8Plan(form, ranges, kept, effects, tuple(trade), words)
     raise GateError(
-        f"int8 ({FORMS[flavour]}) reaches a worst cosine of {found.cosine:.4f}, a mean of {found.mean_cosine:.4f} and "
+        f"int8 ({form}) reaches a worst cosine of {found.cosine:.4f}, a mean of {found.mean_cosine:.4f} and "
         f"a rank agreement of {found.rank:.4f} with half of the layers in fp32, which is not enough; "
         "give texts like yours with --calibration FILE, or export another flavour or precision"
     )
@@ -118,7 +146,7 @@ def _groups(model: ir.Model) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(tuple(group) for group in groups.values()))
 
 
-def _runner(model: ir.Model) -> Callable[[TokenBatch], NDArray[np.float32]]:
+def _runner(model: ir.Model) -> Run:
     session = open_model(model)
     given = [value.name for value in session.get_inputs()]
 
@@ -129,9 +157,8 @@ def _runner(model: ir.Model) -> Callable[[TokenBatch], NDArray[np.float32]]:
     return run
 
 
-def _effect(padded: ir.Model, flavour: str, ranges: Ranges, group: Sequence[str], calibration: Calibration) -> float:
+def _effect(run: Run, calibration: Calibration) -> float:
     """1 - mean cosine of the suite's texts to the source, with one group alone in int8."""
-    run = _runner(quantise(padded, flavour, {name: ranges[name] for name in group}))
     rows, wanted = calibration.suite.rows(calibration.tokenizer), calibration.suite.text_vectors
     order = np.argsort([len(row) for row in rows], kind="stable")
     found = np.empty_like(wanted)

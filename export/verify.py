@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from export.gate import Parity, check, limits_of
-from export.suite import Suite, load_suite
 from sentport.bundle import Bundle, GraphRecord, sha256_of
 from sentport.engines import FLAVOURS, Engine
-from sentport.engines.opening import open_graph
+from sentport.engines.native_file import read_native
+from sentport.engines.opening import open_graph, runnable
 from sentport.errors import GateError, GraphError, PrecisionError, SentportError
+from sentport.gate import Parity, check, limits_of
+from sentport.suite import Suite, load_suite
 from sentport.tokenizer import Tokenizer
 
 # Of int8's loss: what last digits of the fp32 parts, rounded to other levels on another CPU, make of it.
@@ -60,7 +61,7 @@ def verify_bundle(
     """
     if engine not in FLAVOURS:
         raise SentportError(f"engine {engine!r} does not run bundles; expected one of {', '.join(FLAVOURS)}")
-    graphs = [graph for graph in bundle.graphs if graph.flavour in FLAVOURS[engine]]
+    graphs = [graph for graph in runnable(bundle, engine).graphs if graph.flavour in FLAVOURS[engine]]
     if not graphs:
         flavours = ",".join(FLAVOURS[engine])
         raise SentportError(f"{bundle.path} has no graph of flavour {flavours}, which engine {engine} needs")
@@ -108,7 +109,7 @@ def check_graph(
     Raises:
         GateError: Naming the graph.
     """
-    suite = suite.without_types() if graph.layout == "packed" else suite
+    suite = suite.without_types() if graph.layout == "packed" and graph.flavour != "native" else suite
     limits = limits_of(graph.precision, bundle.spec.architecture, min_cosine if graph.precision != "fp32" else None)
     try:
         if graph.precision == "int8":
@@ -129,12 +130,21 @@ def judged_by(graph: GraphRecord, engine: str = "onnxruntime", device: str = "cp
 
 def _needs_twin(graph: GraphRecord, engine: str, device: str) -> bool:
     """Whether no product of the graph's types runs there: ONNX Runtime's are fp32 on a CPU, casts taken out."""
+    if engine == "native":
+        from sentport.engines.native import runs
+
+        return not runs(graph.precision)
     return graph.precision in ("fp16", "bf16") and (engine, device) == ("onnxruntime", "cpu")
 
 
 @contextmanager
 def _opened(bundle: Bundle, graph: GraphRecord, engine_name: str, device: str) -> Iterator[Engine]:
     """The engine that runs a graph, or its twin."""
+    if engine_name == "native":  # which has its twin inside
+        from sentport.engines.native import NativeEngine
+
+        yield NativeEngine(bundle, graph, device=device, twin=True)
+        return
     with tempfile.TemporaryDirectory(prefix="sentport-twin-") as folder:
         if _needs_twin(graph, engine_name, device):
             bundle, graph = _twin(bundle, graph, Path(folder))
@@ -158,11 +168,16 @@ def _twin(bundle: Bundle, graph: GraphRecord, folder: Path) -> tuple[Bundle, Gra
 
 
 def _check_int8(bundle: Bundle, graph: GraphRecord) -> None:
+    if graph.int8 is None:
+        raise GateError("its record does not say which layers are in int8")
+    if graph.flavour == "native":
+        content = read_native(bundle.graph_file(graph))
+        if (content.int8_layers, content.numbers_sha256) != (graph.int8["layers"], graph.int8["sha256"]):
+            raise GateError("its int8 layers, or their numbers, are not those that export made")
+        return
     ir = _import_ir(graph)
     from export.int8 import check_structure
 
-    if graph.int8 is None:
-        raise GateError("its record does not say which layers are in int8")
     check_structure(ir.load(bundle.graph_file(graph)), graph.int8["layers"], graph.int8["sha256"])
 
 

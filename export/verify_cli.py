@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that the checkpoint brings along; read it first"
     )
-    parser.add_argument("--engine", default="onnxruntime", help="onnxruntime, or openvino (its portable graphs)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--engine", default="onnxruntime", help="onnxruntime, native (its files), openvino or tensorrt")
+    parser.add_argument("--device", help="cpu or cuda (default: cpu; cuda for engine tensorrt, which has no other)")
     parser.add_argument("--expect", metavar="SHA256", help="refuse unless bundle.json has this hash")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     from sentport.bundle import read_bundle
 
     bundle = read_bundle(arguments.bundle, arguments.expect)
-    options = arguments.engine, arguments.device, arguments.trust_remote_code
+    device = arguments.device or ("cuda" if arguments.engine == "tensorrt" else "cpu")
+    options = arguments.engine, device, arguments.trust_remote_code
     verdicts = verify_bundle(bundle, arguments.source, *options)
     ran = [verdict for verdict in verdicts if not verdict.skipped]
     passed = bool(ran) and all(verdict.parity is not None for verdict in ran)

@@ -13,9 +13,9 @@ from sentport import __version__
 from sentport.errors import BundleError
 
 # 1.1: a graph's external data, the source's revision, chains that pool without the prompt. 1.2: packed graphs. 1.3:
-# precisions. A newer
+# precisions. 1.4: the lengths of a corpus, native files. A newer
 # minor than ours is refused, since it may hold what this version would drop; what an older one lacks has its default.
-FORMAT = (1, 3)
+FORMAT = (1, 4)
 DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 GOLDEN_FILE = "golden.npz"
@@ -43,7 +43,8 @@ class GraphRecord:
         file: Its path inside the bundle.
         layout: ``padded`` or ``packed``.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
-        flavour: ``portable`` or ``ort``.
+        flavour: ``portable`` or ``ort``; ``native`` for a file of engine ``native``, which is no graph: it has neither
+            operators nor opset (0), and its inputs are what a batch may hold.
         inputs: Its inputs in order.
         outputs: Its one output.
         opset: ONNX operator set.
@@ -167,6 +168,8 @@ class Bundle:
         golden_sha256: Hash of the golden suite.
         tokenizer_proof: Lines and limits on which the ids were proven equal to the source tokenizer's.
         sentport: Version that wrote it.
+        length_counts: How many texts of the corpus that export was given have so many tokens; empty without one.
+        native: Its files for engine ``native``, one a precision, with the record that a packed graph has.
     """
 
     path: Path
@@ -175,6 +178,8 @@ class Bundle:
     golden_sha256: str
     tokenizer_proof: Mapping[str, Any]
     sentport: str = __version__
+    length_counts: Mapping[str, int] = field(default_factory=dict)
+    native: tuple[GraphRecord, ...] = ()
 
     def file(self, name: str, sha256: str) -> Path:
         """Path of one of the bundle's files, after its hash was checked.
@@ -229,7 +234,7 @@ class Bundle:
     def select(
         self, layout: str, precision: str, device: str = "cpu", flavours: tuple[str, ...] = ("ort", "portable")
     ) -> GraphRecord:
-        """The graph to run on device ``cpu`` or ``cuda``, by an engine that takes these flavours, the best first.
+        """The graph to run on device ``cpu`` or a GPU, by an engine that takes these flavours, the best first.
 
         Precision ``auto`` takes fp32 where the bundle has it, else its only one: a lower precision is never chosen
         unasked. Layout ``auto`` takes the faster one by measure (docs/architecture.md, Engines).
@@ -257,7 +262,7 @@ class Bundle:
         if not runnable:
             way_out = f"sentport export SOURCE --out BUNDLE --flavour {','.join(flavours)}"
             raise BundleError(f"{self.path} has no {precision} graph that this engine runs; `{way_out}` makes one")
-        order = _AUTO_LAYOUT[device]
+        order = _AUTO_LAYOUT["cpu" if device == "cpu" else "cuda"]
         if precision == "int8" and device != "cpu":  # flavour ort's int8 products run on a CPU alone
             flavours = tuple(sorted(flavours, key="ort".__eq__))
         return min(runnable, key=lambda graph: (order.index(graph.packed), flavours.index(graph.flavour)))
@@ -276,8 +281,10 @@ def write_description(bundle: Bundle) -> None:
         "sentport": bundle.sentport,
         **asdict(bundle.spec),
         "graphs": [asdict(graph) for graph in bundle.graphs],
+        "native": [asdict(graph) for graph in bundle.native],
         "golden_sha256": bundle.golden_sha256,
         "tokenizer_proof": bundle.tokenizer_proof,
+        "length_counts": dict(bundle.length_counts),
         "fingerprint": bundle.spec.fingerprint,
     }
     text = json.dumps(description, indent=2, ensure_ascii=False)
@@ -344,8 +351,14 @@ def _check_format(folder: Path, found: str) -> None:
 def _parse(folder: Path, values: Mapping[str, Any]) -> Bundle:
     spec = ModelSpec(**{name: _frozen(value) for name, value in _held(ModelSpec, values).items()})
     graphs = tuple(_parse_graph(graph) for graph in values["graphs"])
+    native = tuple(_parse_graph(graph) for graph in values.get("native", ()))
     _check_values(spec, graphs)
-    return Bundle(folder, spec, graphs, values["golden_sha256"], values["tokenizer_proof"], values["sentport"])
+    _check_values(spec, native or graphs)
+    counts = values.get("length_counts", {})
+    if any(not tokens.isdecimal() or type(count) is not int or count < 1 for tokens, count in counts.items()):
+        raise ValueError("length_counts does not hold numbers of texts by tokens")
+    proof, version = values["tokenizer_proof"], values["sentport"]
+    return Bundle(folder, spec, graphs, values["golden_sha256"], proof, version, counts, native)
 
 
 def _check_values(spec: ModelSpec, graphs: tuple[GraphRecord, ...]) -> None:

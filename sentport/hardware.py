@@ -158,11 +158,13 @@ class CudaDriver:
         devices: Name and compute capability of each device, in CUDA's order; None when it is unknown.
         version: Newest CUDA version that the driver can run, major and minor; None without a driver.
         reason: Why there is no device, or why it is unknown; empty when there is one.
+        capabilities: Compute capability of each device, major and minor.
     """
 
     devices: tuple[str, ...] | None
     version: tuple[int, int] | None = None
     reason: str = ""
+    capabilities: tuple[tuple[int, int], ...] = ()
 
 
 def cuda_driver(library: str = "libcuda.so.1") -> CudaDriver:
@@ -189,7 +191,8 @@ def cuda_driver(library: str = "libcuda.so.1") -> CudaDriver:
     count = ctypes.c_int(0)
     driver.cuDeviceGetCount(ctypes.byref(count))
     devices = tuple(_cuda_device(driver, index) for index in range(count.value))
-    return CudaDriver(devices, version, "" if devices else "the NVIDIA driver sees no device")
+    capabilities = tuple(_cuda_capability(driver, index) for index in range(count.value))
+    return CudaDriver(devices, version, "" if devices else "the NVIDIA driver sees no device", capabilities)
 
 
 def cuda_devices() -> tuple[str, ...]:
@@ -197,16 +200,26 @@ def cuda_devices() -> tuple[str, ...]:
     return cuda_driver().devices or ()
 
 
+def cuda_capability() -> tuple[int, int] | None:
+    """Compute capability of the first CUDA device, major and minor; None where there is none."""
+    return next(iter(cuda_driver().capabilities), None)
+
+
 def _cuda_device(driver: ctypes.CDLL, index: int) -> str:
     device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
     if driver.cuDeviceGet(ctypes.byref(device), index) != 0 or driver.cuDeviceGetName(name, len(name), device) != 0:
         return f"device {index} ({UNKNOWN})"
-    capability = []
-    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-        value = ctypes.c_int(0)
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        capability.append(str(value.value))
-    return f"{name.value.decode(errors='replace')} (compute capability {'.'.join(capability)})"
+    major, minor = _cuda_capability(driver, index)
+    return f"{name.value.decode(errors='replace')} (compute capability {major}.{minor})"
+
+
+def _cuda_capability(driver: ctypes.CDLL, index: int) -> tuple[int, int]:
+    device, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+    driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+    return major.value, minor.value
 
 
 def missing_libraries(library: Path, folders: Sequence[Path] = ()) -> list[str]:

@@ -70,7 +70,9 @@ class Batches:
         processes: int = 1,
     ) -> None:
         if len(examples) < size:
-            raise RecipeError(f"training.batch_size is {size}, but the data has {len(examples)} examples")
+            raise RecipeError(
+                f"training.batch_size is {size}, but the data has {len(examples)} examples; expected no more than that"
+            )
         if size % processes:
             raise RecipeError(f"training.batch_size is {size}, which {processes} processes cannot share evenly")
         self._examples, self._tokenize, self._size, self._seed, self._views = examples, tokenize, size, seed, views

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,10 +107,13 @@ def _curves(folder: str | None) -> Iterator[Log]:
         raise SentportError(
             f"--tensorboard needs the package tensorboard, not installed here: pip install 'sentport[train]' ({error})"
         ) from error
-    with SummaryWriter(folder) as writer:  # type: ignore[no-untyped-call]
+    with ExitStack() as opened:
+        writers: list[SummaryWriter] = []  # none before the first figure: a mistake leaves no empty file
 
         def log(name: str, step: int, figures: dict[str, float]) -> None:
+            if not writers:
+                writers.append(opened.enter_context(SummaryWriter(folder)))  # type: ignore[no-untyped-call]
             for figure, value in figures.items():
-                writer.add_scalar(f"{name}/{figure}", value, step)  # type: ignore[no-untyped-call]
+                writers[0].add_scalar(f"{name}/{figure}", value, step)  # type: ignore[no-untyped-call]
 
         yield log

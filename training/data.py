@@ -179,7 +179,7 @@ def _sts(columns: Sequence[Any], settings: Data) -> list[Example]:
     try:
         score = float(columns[0])
     except (TypeError, ValueError):
-        raise _BadRow(f"score {columns[0]!r}") from None
+        raise _BadRow(f"score {columns[0]!r} is no number") from None
     if not least <= score <= greatest:
         raise _BadRow(f"score {score:g} is not from {least:g} to {greatest:g}")
     return [Example(_texts(columns[1:]), (score - least) / (greatest - least))]
@@ -190,7 +190,7 @@ def _nli(columns: Sequence[Any], settings: Data) -> list[Example]:
     label = columns[0]
     number = settings.labels.index(label) if label in settings.labels else label
     if type(number) is not int or not 0 <= number < len(settings.labels):
-        raise _BadRow(f"label {label!r}")
+        raise _BadRow(f"label {label!r} is not one of {', '.join(settings.labels)}")
     return [Example(_texts(columns[1:]), number)]
 
 

@@ -13,6 +13,7 @@ from tokenizers import normalizers, pre_tokenizers
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from sentport.files import folder_written_aside
+from training.save import no_progress_bar
 from training.settings import Fresh
 from training.tables import RecipeError
 from training.views import start_noise
@@ -54,7 +55,8 @@ def make_fresh(settings: Fresh, texts: Iterable[str], data: Path, seed: int, out
         file = aside / "vocab.txt"
         file.write_text("\n".join(words), encoding="utf-8")
         BertTokenizerFast(vocab=str(file), model_max_length=settings.positions).save_pretrained(aside)
-        model.save_pretrained(aside)
+        with no_progress_bar():
+            model.save_pretrained(aside)
 
 
 def vocabulary(texts: Iterable[str], size: int) -> list[str]:
@@ -92,7 +94,11 @@ def read_word_vectors(file: Path, wanted: set[str] | None = None) -> Vectors:
                 found[word] = np.array(values, np.float32)
             except ValueError as error:
                 raise RecipeError(f"fresh.word_vectors: {file}, line {number}: {error}; expected numbers") from error
+            if not np.isfinite(found[word]).all():
+                raise RecipeError(f"fresh.word_vectors: {file}, line {number}: not finite; expected finite numbers")
     widths = {len(vector) for vector in found.values()}
+    if not found:
+        raise RecipeError(f"fresh.word_vectors: {file} has none of the data's words; expected word, then numbers")
     if len(widths) != 1 or widths == {0}:
         raise RecipeError(f"fresh.word_vectors: {file} has vectors of {sorted(widths)} values for the data's words")
     return found

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from sentport.errors import SentportError
 from sentport.files import file_written_aside
 
+MODEL_FOLDER = "model"  # of a seed: its outcome
 _RUN_FILE, _STATE_FILE, _BEST_FILE = "run.json", "state.pt", "best.pt"
 
 Weights = Mapping[str, Tensor]
@@ -76,6 +78,19 @@ def telling_of_failed_writes(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def telling_of_damage(folder: Path) -> Iterator[None]:
+    """What torch raises for a state that is damaged, or another model's, says neither that nor what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, UnpicklingError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise SentportError(
+            f"the state in {folder} is damaged, or of another base ({type(error).__name__}: {reason[:100]}); remove "
+            "that folder, and the same command begins its training anew"
+        ) from error
+
+
 def save_state(folder: Path, state: State, tensors: Mapping[str, Any]) -> None:
     """Replace the saved state.
 
@@ -93,11 +108,12 @@ def load_state(folder: Path) -> tuple[State, Mapping[str, Any]] | None:
     file = folder / _STATE_FILE
     if not file.is_file():
         return None
-    held = torch.load(file, map_location="cpu", weights_only=True)
-    values = json.loads(held["state"])
-    points = [CurvePoint(**point) for point in values["curve"]]
-    best = None if values["best"] is None else CurvePoint(**values["best"])
-    return State(values["step"], best, points, values["seconds"]), held["tensors"]
+    with telling_of_damage(folder):
+        held = torch.load(file, map_location="cpu", weights_only=True)
+        values = json.loads(held["state"])
+        points = [CurvePoint(**point) for point in values["curve"]]
+        best = None if values["best"] is None else CurvePoint(**values["best"])
+        return State(values["step"], best, points, values["seconds"]), held["tensors"]
 
 
 def save_best(folder: Path, weights: Weights) -> None:
@@ -114,7 +130,8 @@ def drop_state(folder: Path) -> None:
 
 def load_best(folder: Path) -> Weights:
     """The weights of the best checkpoint."""
-    held: Weights = torch.load(folder / _BEST_FILE, map_location="cpu", weights_only=True)
+    with telling_of_damage(folder):
+        held: Weights = torch.load(folder / _BEST_FILE, map_location="cpu", weights_only=True)
     return held
 
 
@@ -147,7 +164,7 @@ def open_job(out: Path, run: Mapping[str, Any], *, replace: bool) -> Iterator[Pa
         file.seek(0)
         ours = json.dumps(run)
         difference = _difference(_parse(file.read()), json.loads(ours), "run")
-        if difference and not replace:
+        if difference and not replace and _has_progress(folder):
             raise SentportError(
                 f"{folder} holds an unfinished training with another {difference}; add --force to drop it, or name "
                 "another output"
@@ -159,7 +176,17 @@ def open_job(out: Path, run: Mapping[str, Any], *, replace: bool) -> Iterator[Pa
         file.truncate(0)
         file.write(ours)
         file.flush()
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not _has_progress(folder):  # a mistake that is mended is no other training
+                shutil.rmtree(folder)
+            raise
+
+
+def _has_progress(folder: Path) -> bool:
+    """Whether an unfinished run has reached anything that another would not reach as soon."""
+    return any(path.name in (_STATE_FILE, MODEL_FOLDER) for path in folder.rglob("*"))
 
 
 def _parse(text: str) -> Any:

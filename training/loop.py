@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sentport import __version__
+from sentport.errors import SentportError
 from sentport.evaluation import StsPairs
 from sentport.evaluation.embeddings import Embeddings
 from sentport.evaluation.geometry import geometry
@@ -26,6 +27,7 @@ from training.data import Source
 from training.devices import Devices
 from training.fresh import make_fresh
 from training.job import (
+    MODEL_FOLDER,
     CurvePoint,
     State,
     drop_state,
@@ -33,6 +35,7 @@ from training.job import (
     load_state,
     save_best,
     save_state,
+    telling_of_damage,
     telling_of_failed_writes,
 )
 from training.recipe import Recipe
@@ -106,7 +109,7 @@ def train_seed(plan: Plan, seed: int, folder: Path, devices: Devices, reporting:
     Returns:
         What ``model/training.json`` holds.
     """
-    outcome = folder / "model"
+    outcome = folder / MODEL_FOLDER
     devices.wait()  # so that all see the same files
     if not outcome.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +129,7 @@ def _start(plan: Plan, seed: int, folder: Path, devices: Devices, reporting: Rep
     """The checkpoint that training starts from; one that is not there yet is made."""
     if plan.first is not None:
         train_seed(plan.first, seed, folder / "first", devices, reporting)
-        return folder / "first" / "model"
+        return folder / "first" / MODEL_FOLDER
     if plan.recipe.fresh is None:
         assert plan.recipe.base is not None
         return plan.recipe.base
@@ -149,6 +152,7 @@ def _run_steps(plan: Plan, learner: Learner, base: Base, folder: Path, reporting
         losses: list[float] = []
         while state.step < learner.steps:
             losses.append(train_step(learner, state.step))
+            _refuse_divergence(math.isfinite(losses[-1]), state.step + 1, learner)
             state.step += 1
             bar.rename(f"step {state.step} loss {losses[-1]:.4f}")
             bar.advance(texts_a_step)
@@ -157,12 +161,23 @@ def _run_steps(plan: Plan, learner: Learner, base: Base, folder: Path, reporting
             if state.step % training.checkpoint_every == 0 or state.step == learner.steps:
                 seconds = time.monotonic() - clock
                 state.seconds += seconds
+                weights = base.model.parameters()
+                _refuse_divergence(all(bool(weight.isfinite().all()) for weight in weights), state.step, learner)
                 if devices.is_first:
                     _checkpoint(plan, learner, base, state, losses, folder)
                     reporting.tell(name, state, learner.steps, texts_a_step * len(losses) / seconds)
                 devices.wait()
                 losses, clock = [], time.monotonic()
     return state
+
+
+def _refuse_divergence(finite: bool, step: int, learner: Learner) -> None:
+    """Nothing that is not finite is saved: what was saved before stays the last state."""
+    if not finite:
+        raise SentportError(
+            f"training diverged at step {step}: loss or weights are no longer finite; lower training.learning_rate "
+            f"(it is {learner.recipe.training.learning_rate:g}), or set training.clip_norm"
+        )
 
 
 def _checkpoint(plan: Plan, learner: Learner, base: Base, state: State, losses: list[float], folder: Path) -> None:
@@ -192,9 +207,10 @@ def _resume(learner: Learner, folder: Path, say: Say) -> State:
     if saved is None:
         return State()
     state, tensors = saved
-    for name, module in learner.modules().items():
-        module.load_state_dict(tensors[name])
-    learner.optimizer.load_state_dict(tensors["optimizer"])
+    with telling_of_damage(folder):
+        for name, module in learner.modules().items():
+            module.load_state_dict(tensors[name])
+        learner.optimizer.load_state_dict(tensors["optimizer"])
     say(f"going on after step {state.step} of {learner.steps}")
     return state
 
@@ -220,7 +236,7 @@ def _write_outcome(plan: Plan, recipe: Recipe, base: Base, state: State, folder:
         "data": [_source_record(source) for source in plan.sources],
         "conditions": _conditions(devices),
     }
-    with telling_of_failed_writes(folder), folder_written_aside(folder / "model") as aside:
+    with telling_of_failed_writes(folder), folder_written_aside(folder / MODEL_FOLDER) as aside:
         card = model_card(plan.name, [result], 0)
         save_checkpoint(aside, base.model.cpu(), base.checkpoint, base.unused_weights(), card)
         (aside / RESULT_FILE).write_text(json.dumps(result, indent=1), encoding="utf-8")

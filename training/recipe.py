@@ -22,7 +22,7 @@ from training.settings import (
     Training,
     ViewSettings,
 )
-from training.tables import RecipeError, read_table
+from training.tables import RecipeError, nearest, read_table
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -81,6 +81,8 @@ class Recipe:
             raise RecipeError("give base, after or fresh, one of the three")
         if self.fresh is not None and self.pooling is None:
             raise RecipeError("fresh needs pooling, which nothing else decides; mean is a good start")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RecipeError(f"max_tokens is {self.max_tokens}; expected 1 or more")
         if self.after is not None and self.pooling is not None:
             raise RecipeError("pooling is decided by the recipe named in after; leave it out here")
 
@@ -149,7 +151,7 @@ def load_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     """
     path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
     if not path.is_file():
-        raise RecipeError(f"there is no recipe {name}; expected a .toml file or one of {', '.join(shipped_recipes())}")
+        raise RecipeError(f"there is no recipe {name}{nearest(name, shipped_recipes())}, or a .toml file")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -176,7 +178,7 @@ def describe_recipes() -> list[tuple[str, str]]:
 def _override(values: dict[str, Any], setting: str) -> None:
     """Put one ``table.field=value`` into a recipe's tables."""
     path, equals, text = setting.partition("=")
-    if not equals:
+    if not equals or not path:
         raise RecipeError(f"{setting!r} sets nothing; expected table.field=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]

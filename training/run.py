@@ -13,6 +13,7 @@ import torch
 
 from sentport.errors import SentportError
 from sentport.evaluation import read_sts
+from sentport.evaluation.sts import require_correlation
 from sentport.files import folder_written_aside
 from sentport.hardware import available_cores
 from training.card import model_card
@@ -64,6 +65,8 @@ def train(name: str, out: Path, options: Options, reporting: Reporting) -> list[
     """
     if options.seeds < 1:
         raise SentportError(f"seeds is {options.seeds}; expected 1 or more")
+    if options.threads is not None and options.threads < 1:
+        raise SentportError(f"threads is {options.threads}; expected 1 or more")
     devices = Devices(options.device)
     torch.set_num_threads(options.threads or max(1, available_cores() // devices.processes))
     if devices.device.type == "cuda":
@@ -74,6 +77,7 @@ def train(name: str, out: Path, options: Options, reporting: Reporting) -> list[
     run = describe(plan)
     if out.exists() and not options.force:
         raise SentportError(f"{out} exists; add --force to replace it{_sweep(out, run, devices)}")
+    _check_ours(out)
     folder = job_folder(out)
     if not devices.is_first:
         _train_seeds(plan, folder, options.seeds, devices, told)
@@ -85,19 +89,29 @@ def train(name: str, out: Path, options: Options, reporting: Reporting) -> list[
     return results
 
 
-def make_plan(name: str, data: Path, settings: Sequence[str], say: Say) -> Plan:
+def make_plan(name: str, data: Path, settings: Sequence[str], say: Say, then: Sequence[str] = ()) -> Plan:
     """A recipe with its data read, and the plan of the recipe that comes first, where there is one.
+
+    Args:
+        name: The recipe's.
+        data: The folder that data files lie under.
+        settings: Fields of the recipe that are to be otherwise.
+        say: Told what was read.
+        then: Names of the recipes that come after it.
 
     Raises:
         SentportError: When something of it cannot be read.
     """
+    if name in then:
+        round_trip = " after ".join([*then[then.index(name) :], name])
+        raise RecipeError(f"{name} comes after itself ({round_trip}); expected a base somewhere")
     recipe = load_recipe(name, settings)
-    first = None if recipe.after is None else make_plan(recipe.after, data, (), say)
+    first = None if recipe.after is None else make_plan(recipe.after, data, (), say, (*then, name))
     sources = read_data(recipe.data, data, contrastive=recipe.objective.kind == "contrastive")
     for source in sources:
         say(source.report())
     files = [] if recipe.evaluation is None else [recipe.evaluation.dev, *recipe.evaluation.test]
-    pairs = [read_sts(data / file) for file in files]
+    pairs = [require_correlation(read_sts(data / file), str(data / file)) for file in files]
     if len(set(files)) < len(files):
         raise RecipeError(f"{name}: evaluation names a file twice; expected different ones")
     return Plan(
@@ -143,10 +157,27 @@ def _sweep(out: Path, run: dict[str, Any], devices: Devices) -> str:
     folder, record = job_folder(out), out / RESULT_FILE
     if not (devices.is_first and folder.is_dir() and record.is_file()):
         return ""
-    if json.loads(record.read_text(encoding="utf-8")).get("run") != json.loads(json.dumps(run)):
+    if _run_of(record) != json.loads(json.dumps(run)):
         return ""
     shutil.rmtree(folder)
     return " (it is the complete outcome of this very training, whose leftovers are removed now)"
+
+
+def _run_of(record: Path) -> Any:
+    """What run a ``training.json`` is of; None where it is none of ours."""
+    try:
+        return json.loads(record.read_text(encoding="utf-8"))["run"]
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _check_ours(out: Path) -> None:
+    """Refuse to replace what training has not made."""
+    if out.exists() and not (out / RESULT_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise SentportError(
+            f"{out} was not made by sentport train (no {RESULT_FILE}), so --force does not replace it; "
+            "name another folder"
+        )
 
 
 def _nobody(_: str) -> None:

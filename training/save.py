@@ -48,7 +48,7 @@ def save_checkpoint(
     """
     chain, cut = _without_cut(model)
     encoder = model.transformer.model
-    with _no_progress_bar():
+    with no_progress_bar():
         encoder.save_pretrained(folder, state_dict={**encoder.state_dict(), **unused})
     checkpoint.tokenizer.save_pretrained(folder)
     _write(folder / "sentence_bert_config.json", {"max_seq_length": checkpoint.spec.max_tokens, "do_lower_case": False})
@@ -65,7 +65,8 @@ def save_checkpoint(
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
+    """Without the bar that saving a transformer draws."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

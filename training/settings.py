@@ -72,6 +72,10 @@ class Data:
             raise RecipeError("config, revision, data_files and fields belong to hub, not to files")
         if len(self.score_range) != 2 or self.score_range[0] >= self.score_range[1]:
             raise RecipeError(f"score_range is {list(self.score_range)}; expected the least and the greatest score")
+        if self.rows is not None and self.rows < 1:
+            raise RecipeError(f"rows is {self.rows}; expected 1 or more")
+        if not self.labels or len(set(self.labels)) < len(self.labels):
+            raise RecipeError("labels are empty or name one twice; expected different ones, ordered by number")
         if self.hard_negatives and self.format is not Format.NLI:
             raise RecipeError(f"hard_negatives are labels, which format {self.format.value} has not; nli has")
         if unknown := set(self.hard_negatives) - set(self.labels):
@@ -108,6 +112,10 @@ class TripletSettings:
     distance: Distance = Distance.EUCLIDEAN
     margin: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.margin < 0:
+            raise RecipeError(f"margin is {self.margin}; expected 0 or more")
+
 
 @dataclass(frozen=True)
 class ContrastiveSettings:
@@ -138,6 +146,9 @@ class CosentSettings:
     formats: ClassVar[tuple[Format, ...]] = (Format.STS,)
     scale: float = 20.0
 
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+
 
 @dataclass(frozen=True)
 class AngleSettings:
@@ -146,6 +157,14 @@ class AngleSettings:
     kind: ClassVar[str] = "angle"
     formats: ClassVar[tuple[Format, ...]] = (Format.STS,)
     scale: float = 20.0
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+
+
+def _check_scale(scale: float) -> None:
+    if scale <= 0:
+        raise RecipeError(f"scale is {scale}; expected a number over 0")
 
 
 @dataclass(frozen=True)

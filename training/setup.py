@@ -80,6 +80,8 @@ def open_base(recipe: Recipe, source: str | Path, devices: Devices, say: Callabl
     modules = read_modules(folder)
     # A plain checkpoint is normalised when it is used; most objectives want its vectors as they are.
     normalize = False if modules is None and recipe.normalize is None else recipe.normalize
+    if modules is not None and recipe.pooling is not None:
+        raise RecipeError(f"pooling is {recipe.pooling}, but {source} says itself how it pools; leave pooling out")
     checkpoint = load_checkpoint(source, pooling=recipe.pooling, normalize=normalize, max_tokens=recipe.max_tokens)
     for remark in checkpoint.remarks:
         say(f"{source}: {remark}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -13,7 +14,7 @@ from sentport.errors import SentportError
 
 Table = TypeVar("Table")
 
-_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_PLAIN = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
 
 
 class RecipeError(SentportError):
@@ -37,7 +38,7 @@ def read_table(kind: type[Table], values: object, where: str = "") -> Table:
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise RecipeError(f"{_path(where, name)} is unknown{_nearest(name, known)}")
+            raise RecipeError(f"{_path(where, name)} is unknown{nearest(name, known)}")
     hints = get_type_hints(kind)
     read = {name: _read(hints[name], value, _path(where, name)) for name, value in values.items()}
     for name, field in known.items():
@@ -63,11 +64,11 @@ def _read(hint: Any, value: object, where: str) -> Any:
     if issubclass(hint, Enum):
         names = [member.value for member in hint]
         if value not in names:
-            raise RecipeError(f"{where} is {value!r}{_nearest(str(value), names)}")
+            raise RecipeError(f"{where} is {value!r}{nearest(str(value), names)}")
         return hint(value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
+    if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
+    if type(value) is not hint or hint is float:
         raise RecipeError(f"{where} is {value!r}; expected {_expected(hint)}")
     return value
 
@@ -79,7 +80,7 @@ def _read_one_of(options: list[type], value: object, where: str) -> Any:
         raise RecipeError(f"{_path(where, 'kind')} is missing; expected one of {', '.join(kinds)}")
     name = value["kind"]
     if name not in kinds:
-        raise RecipeError(f"{_path(where, 'kind')} is {name!r}{_nearest(str(name), kinds)}")
+        raise RecipeError(f"{_path(where, 'kind')} is {name!r}{nearest(str(name), kinds)}")
     return read_table(kinds[name], {key: held for key, held in value.items() if key != "kind"}, where)
 
 
@@ -97,7 +98,9 @@ def _expected(hint: Any) -> str:
     return _PLAIN.get(hint, "a table")
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, and all."""
+    known = list(known)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ";"
     return f"{hint} expected one of {', '.join(known)}"

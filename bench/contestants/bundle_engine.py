@@ -1,4 +1,4 @@
-"""Contestants ``onnxruntime`` and ``openvino``: a graph of a bundle on one of our engines."""
+"""Contestants ``onnxruntime``, ``openvino`` and ``native``: a graph or file of a bundle on one of our engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.contestants.engine import EngineContestant, Parts
 from sentport.bundle import read_bundle
 from sentport.engines import FLAVOURS
-from sentport.engines.opening import open_graph
+from sentport.engines.opening import open_graph, runnable
 from sentport.tokenizer import Tokenizer
 
 NAME = "sentport onnxruntime"
@@ -34,8 +34,10 @@ def open_contestant(
     """
     bundle = read_bundle(path)
     asked, _, flavour = precision.partition("-")
-    graph = bundle.select(layout, asked, device, (flavour,) if flavour else FLAVOURS[engine])
+    graph = runnable(bundle, engine).select(layout, asked, device, (flavour,) if flavour else FLAVOURS[engine])
     tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens, threads)
-    form = f" {graph.precision} {flavour}" if flavour else "" if graph.precision == "fp32" else f" {graph.precision}"
-    name = f"sentport {engine}{form}{_PACKED_NAMES[graph.packed]}"
+    shown = f" {flavour}" if flavour and flavour != engine else ""
+    form = f" {graph.precision}{shown}" if shown or graph.precision != "fp32" else ""
+    packed = "" if engine == "native" else _PACKED_NAMES[graph.packed]  # it has no other layout
+    name = f"sentport {engine}{form}{packed}"
     return EngineContestant(name, Parts(open_graph(bundle, graph, engine, threads, device), tokenizer, bundle.spec))

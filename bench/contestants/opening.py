@@ -13,7 +13,7 @@ from bench.peers.environments import ENVIRONMENTS
 from sentport.errors import SentportError
 
 BASELINE, TORCH, TRITON = "sentence-transformers", "torch", "triton"
-GRAPHS = ("onnxruntime", "openvino")
+GRAPHS = ("onnxruntime", "openvino", "native")
 PEERS = tuple(variants())
 KINDS = (BASELINE, TORCH, *GRAPHS, TRITON, *PEERS)
 

@@ -16,7 +16,7 @@ from bench.gpu_check.policies import arrival
 from bench.gpu_check.records import Writer, conditions, table
 from bench.gpu_check.runners import DTYPES, Model
 from bench.gpu_check.session import NO_TIME, Session, Settings, Workload, reference_vectors
-from bench.gpu_check.workload import CheckError, Folder, read_folder
+from bench.gpu_check.workload import GRAPHS, CheckError, Folder, read_folder
 
 BASE_SEED = 11
 GOLDEN = "golden vectors: fp32 on a CPU, each text alone"
@@ -83,7 +83,7 @@ def run(folder: Folder, device: torch.device, out: Path, minutes: float) -> None
 
 def _run_workloads(session: Session, folder: Folder, device: torch.device, smoke: bool) -> None:
     """Runs the four workloads, the two most telling first: short texts on a small model, long ones on a large."""
-    small = Model(folder.meta["model"], load_checkpoint(str(folder.path / "model")), device)
+    small = Model(folder.meta["model"], load_checkpoint(str(folder.path / "model")), device, folder.path / GRAPHS)
     shape = f"{'two-layer' if smoke else 'BERT-base'} shape, random weights, seed {BASE_SEED}"
     base = Model(shape, seeded_model(base_config(smoke, small.source.config.vocab_size), BASE_SEED), device)
     field = contestants(*BUDGETS[device.type])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu_check.bert import encode_padded, encode_with_transformers
+from bench.gpu_check.graphs import Absent, OnnxRuntimeRunner, TensorRtRunner, package
 from bench.gpu_check.policies import Policy, arrival, bucketed, packed_budget, shuffled, smart, token_budget
 from bench.gpu_check.runners import GraphRunner, Model, PackedRunner, PaddedRunner, Runner
 
@@ -64,6 +65,8 @@ def contestants(tokens: int, few_tokens: int) -> list[Contestant]:
         (("fp32", *half), lambda p: Contestant("torch", p, "padded", shuffled(ROWS), _padded)),
         (("fp32", *half), lambda p: Contestant("torch", p, "padded", smart(MANY_ROWS), _padded)),
         (("fp32", *half), lambda p: Contestant("torch", p, "padded", arrival(MANY_ROWS), _padded)),
+        (("fp32", "fp16"), lambda p: Contestant("onnxruntime", p, "padded", smart(MANY_ROWS), OnnxRuntimeRunner)),
+        (("fp32", "fp16"), lambda p: Contestant("TensorRT", p, "padded", smart(MANY_ROWS), _tensorrt)),
         (("bf16",), lambda p: Contestant("torch.compile", p, "padded", token_budget(tokens), _compiled, True)),
     ]
     # fp16 adds least to what bf16 shows, so all of it comes after everything else.
@@ -79,6 +82,13 @@ def _transformers(model: Model, precision: str) -> Runner[Any]:
 
 def _padded(model: Model, precision: str) -> Runner[Any]:
     return PaddedRunner(partial(encode_padded, model.weights(precision)), model.device, SDPA)
+
+
+def _tensorrt(model: Model, precision: str) -> Runner[Any]:
+    package("tensorrt")  # before anything else is asked of the machine
+    if model.device.type != "cuda":
+        raise Absent("needs CUDA")
+    return TensorRtRunner(model, precision, MANY_ROWS, model.source.config.max_position_embeddings)
 
 
 def _graphs(model: Model, precision: str) -> Runner[Any]:

@@ -21,6 +21,7 @@ from transformers import BertModel
 from bench.gpu_check.bert import encode_with_transformers, load_checkpoint
 from bench.gpu_check.measure import worst_cosine
 from bench.gpu_check.workload import (
+    GRAPHS,
     LENGTHS_FILE,
     CheckError,
     Corpus,
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.write_lengths:
             write_lengths(options.model, _data(options.data))
-        folder = prepare(options.model, options.folder, options.name, options.data, options.smoke)
+        folder = prepare(options.model, options.folder, options.name, options.data, options.smoke, options.graphs)
     except CheckError as problem:
         print(f"gpu_check.prepare: {problem}", file=sys.stderr)
         return 2
@@ -66,22 +67,30 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, help=f"folder with {STSB_TEST}; without it, random ids of the same lengths"
     )
     parser.add_argument("--name", required=True, help="the model's name, for the records")
+    parser.add_argument("--graphs", type=Path, help="a bundle's graphs/ of this model, for ONNX Runtime and TensorRT")
     parser.add_argument("--smoke", action="store_true", help="a few texts, for tests of the check itself")
     parser.add_argument("--write-lengths", action="store_true", help="write the committed length lists anew")
     return parser
 
 
-def prepare(model_folder: Path, path: Path, name: str, data: Path | None, smoke: bool) -> Folder:
+def prepare(model_folder: Path, path: Path, name: str, data: Path | None, smoke: bool, graphs: Path | None) -> Folder:
     """Writes a prepared folder aside and puts it in the place of ``path``.
 
     Raises:
-        CheckError: ``path`` holds something else, or the texts do not have the committed lengths.
+        CheckError: ``path`` holds something else, the texts do not have the committed lengths, or there is no graph.
     """
+    exported = [] if graphs is None else sorted(graphs.glob("padded-*-portable.onnx"))
+    if graphs is not None and not exported:
+        raise CheckError(f"{graphs} holds no padded-*-portable.onnx; expected a bundle's graphs/ folder")
     if path.exists() and not (path / "meta.json").is_file() and any(path.iterdir()):
         raise CheckError(f"{path} exists and is no prepared folder; name a new folder or an earlier prepared one")
     aside = path.with_name(path.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "model").mkdir(parents=True)
+    if exported:
+        (aside / GRAPHS).mkdir()
+    for file in exported:
+        shutil.copy(file, aside / GRAPHS)
     original = load_checkpoint(str(model_folder))
     rounded = save_rounded(original, aside / "model")
     corpora = _corpora(model_folder, original.config.vocab_size, data, smoke)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -43,11 +44,13 @@ class Model:
         name: as recorded.
         source: fp32 on the CPU.
         device: where it runs.
+        graphs: folder of its exported graphs, where there is one.
     """
 
     name: str
     source: BertModel
     device: torch.device
+    graphs: Path | None = None
     _weights: dict[str, Weights] = field(default_factory=dict)
     _modules: dict[str, BertModel] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ import torch
 
 from bench.gpu_check.bert import FLOP_FORMULA, encode_with_transformers, shape_of
 from bench.gpu_check.contestants import ROWS, Contestant
+from bench.gpu_check.graphs import Absent
 from bench.gpu_check.measure import COSINE_GATE, Budget, device_seconds, judge, spread, wall_seconds
 from bench.gpu_check.policies import Batch, Policy, arrival
 from bench.gpu_check.records import Record, Writer
@@ -130,6 +131,9 @@ class Session:
             entry = judged_entry(workload, contestant, record)
         except Rejected as problem:
             self._write(record, "rejected", str(problem))
+            return None
+        except Absent as problem:
+            self._write(record, "not run", str(problem))
             return None
         except Exception as problem:  # a contestant that one torch or GPU cannot run must not end the check
             self._write(record, "not run", _failure(problem))

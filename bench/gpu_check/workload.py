@@ -17,6 +17,7 @@ LENGTHS_FILE = Path(__file__).with_name("lengths.json")
 # Random ids leave out the low end of the vocabulary, where pads and other special tokens live.
 FIRST_RANDOM_ID = 1000
 CORPORA = ("stsb", "long")
+GRAPHS = "graphs"  # the folder's own of exported graphs, where it has one
 
 
 class CheckError(Exception):
@@ -82,7 +83,7 @@ class Folder:
     """A prepared folder.
 
     Attributes:
-        path: the folder; ``path / "model"`` is the checkpoint.
+        path: the folder; ``path / "model"`` is the checkpoint, ``path / GRAPHS`` its exported graphs, if any.
         meta: ``meta.json``: the model's name, whether it is a smoke folder, how the reference was made.
         corpora: by name.
         golden: by corpus name, ``[B, dim]`` vectors computed one text at a time in fp32.

@@ -8,6 +8,7 @@ depends on no other package. A command module has ``DESCRIPTION``, ``EXAMPLE``, 
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import signal
@@ -33,6 +34,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "export": Command("export.cli", "export", "turn a checkpoint into a verified bundle"),
+    "build": Command("export.build_cli", "tensorrt-rtx", "build TensorRT plans of a bundle's graphs"),
     "train": Command("training.cli", "train", "train a sentence encoder: SBERT and SimCSE, by recipe"),
     "verify": Command("export.verify_cli", "cpu or gpu", "repeat the parity gate on a bundle"),
     "inspect": Command("sentport.cli.inspect", "", "show what a bundle holds"),
@@ -44,7 +46,9 @@ COMMANDS = {
     "cluster": Command("sentport.cli.cluster", "search", "group vectors: k-means, agglomerative, communities"),
     "repository": Command("triton_repo.repository_cli", "", "write a Triton model repository from a bundle"),
     "serve": Command("triton_repo.serve_cli", "", "serve a bundle with a Triton server on this machine"),
+    "lint": Command("triton_repo.lint_cli", "lint", "check a Triton model repository without a server"),
     "bench": Command("bench.cli", "bench", "measure sentences per second, and report it honestly"),
+    "load-test": Command("bench.load_cli", "triton", "send texts to a running server, and report how it answers"),
     "doctor": Command("sentport.cli.doctor", "", "say what this machine can run, and what is missing"),
 }
 
@@ -63,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 the answer is no, 2 could not run as asked, 130 Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     verbose = "-v" in arguments or "--verbose" in arguments
-    _open_closed_streams()
+    _prepare_streams()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # so that what is half-written is removed
     try:
@@ -88,11 +92,13 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"this is a bug in sentport: {type(error).__name__}: {error}; run again with -v for its trace", 2)
 
 
-def _open_closed_streams() -> None:
-    """A stream that the caller closed is None in Python; then there is nobody to tell."""
+def _prepare_streams() -> None:
+    """A stream that the caller closed is None in Python; what an encoding does not have is written as an escape."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open for the rest of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:

@@ -157,10 +157,13 @@ def _graph(source: str, info: EncoderInfo) -> str:
     from pathlib import Path
 
     from sentport.bundle import is_bundle, read_bundle
+    from sentport.engines import FLAVOURS
+    from sentport.engines.opening import runnable
 
     if not is_bundle(Path(source)):
         return f"{info.layout}-{info.precision}"
-    graph = read_bundle(source).select(info.layout, info.precision)
+    held = runnable(read_bundle(source), info.engine)
+    graph = held.select(info.layout, info.precision, info.device, FLAVOURS[info.engine])
     return f"{graph.layout}-{graph.precision}-{graph.flavour}"
 
 

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     encoding = parser.add_argument_group("encoding")
     encoding.add_argument("--prompt", help='name of a saved prompt; "" = none (default: the default prompt)')
     encoding.add_argument("--dim", metavar="N", type=whole(1), help="cut vectors to this many values")
-    encoding.add_argument("--engine", default="auto", help="auto, onnxruntime, openvino or torch")
+    encoding.add_argument("--engine", default="auto", help="auto, native, onnxruntime, openvino, tensorrt or torch")
     add_layout_argument(encoding)
     add_precision_argument(encoding)
     encoding.add_argument("--device", default="auto", help="auto, cpu or cuda")

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--control", action="store_true", help="score STS against shuffled gold too: a row that must be near 0")
     encoding = parser.add_argument_group("encoding; one value for all systems, or one each with commas between")
     add = encoding.add_argument
-    add("--engine", default="auto", metavar="NAMES", help="auto, onnxruntime, openvino or torch")
+    add("--engine", default="auto", metavar="NAMES", help="auto, native, onnxruntime, openvino or torch")
     add("--precision", default="auto", metavar="NAMES", help="auto = fp32 where there is one")
     add_layout_argument(encoding)
     add("--device", default="auto", metavar="NAMES", help="auto, cpu or cuda")
@@ -129,6 +129,8 @@ def _prepare(arguments: argparse.Namespace) -> _Run:
     if arguments.plots:
         if "stsb" not in names:
             raise SentportError("--plots draws what STS-B shows; add stsb to --tasks")
+        if arguments.plots.exists() and not arguments.plots.is_dir():
+            raise SentportError(f"--plots {arguments.plots} is not a folder; name one, or one to make")
         import sentport.evaluation.plots  # noqa: F401 - what is missing is told now
     if arguments.control and not any(TASKS[name].group == "sts" for name in names):
         raise SentportError("--control shuffles the gold scores of STS tasks; add one to --tasks")

@@ -22,6 +22,7 @@ _PACKAGES = (
     "onnxruntime",
     "onnxruntime-gpu",
     "openvino",
+    "sentport-native",
     "torch",
     "transformers",
     "scikit-learn",

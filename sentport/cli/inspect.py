@@ -19,12 +19,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Check the hashes of all files and describe the bundle."""
     from sentport.bundle import DESCRIPTION_FILE, read_bundle, sha256_of
     from sentport.cli.parity import parity_table
+    from sentport.cli.plans import plan_lines
+    from sentport.plans import plan_file, read_plans
 
     bundle = read_bundle(arguments.bundle, arguments.expect)
     bundle.tokenizer_file()
     bundle.golden_file()
-    for graph in bundle.graphs:
+    for graph in (*bundle.graphs, *bundle.native):
         bundle.graph_file(graph)
+    plans = read_plans(bundle)
+    for plan in plans:
+        plan_file(bundle, plan)
     description = bundle.path / DESCRIPTION_FILE
     if arguments.json:
         print(description.read_text(encoding="utf-8"), end="")
@@ -50,4 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         packed = f", packed: {graph.packed}" if graph.packed else ""
         print(f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB{packed}, opset {graph.opset}, IR {graph.ir_version}")
     print("\n".join(parity_table(bundle)))
+    for record in bundle.native:
+        size = (bundle.path / record.file).stat().st_size / 1e6
+        print(f"{'native':<15} {record.file}  {size:.0f} MB, for engine native on a CPU")
+    for plan in plans:
+        print("\n".join(plan_lines(bundle, plan)))
     return 0

@@ -15,11 +15,13 @@ def parity_table(bundle: Bundle) -> list[str]:
 
     Below, for int8, which layers stay in fp32 and what that gained. Bundles of older versions lack some figures.
     """
-    rows = [_HEADS, *(_row(graph) for graph in bundle.graphs)]
+    graphs = (*bundle.graphs, *bundle.native)
+    rows = [_HEADS, *(_row(graph) for graph in graphs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    for graph in bundle.graphs:
-        if graph.int8 is not None and graph.layout == bundle.graphs[0].layout:  # both layouts are made of one plan
+    for graph in graphs:
+        one_plan = graph.flavour != "native" and graph.layout != bundle.graphs[0].layout  # made for both layouts
+        if graph.int8 is not None and not one_plan:
             lines.append(_int8_words(graph, graph.int8))
     return lines
 
@@ -28,7 +30,7 @@ def _row(graph: GraphRecord) -> tuple[str, ...]:
     figures = [_figure(graph, name) for name in ("cosine", "mean_cosine", "rank", "company_cosine")]
     if "ranked" in graph.parity:
         figures[2] += f" of {graph.parity['ranked']}"
-    name = graph.file.removeprefix("graphs/").removesuffix(".onnx")
+    name = graph.file.removeprefix("graphs/").removesuffix(".onnx").removesuffix(".safetensors")
     return (name, *figures, str(graph.parity.get("worst", "-")), str(graph.parity.get("by", "-")))
 
 

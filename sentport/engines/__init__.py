@@ -13,7 +13,12 @@ from sentport.batch import TokenBatch
 # core's cache (measured with ONNX Runtime, docs/architecture.md); the GPU's is a guess until one could be measured on.
 TOKEN_BUDGETS = {"cpu": 256, "cuda": 16_384}
 # The engines of bundles, and the flavours of graphs that each runs, the best first.
-FLAVOURS = {"onnxruntime": ("ort", "portable"), "openvino": ("portable",)}
+FLAVOURS = {
+    "onnxruntime": ("ort", "portable"),
+    "openvino": ("portable",),
+    "native": ("native",),
+    "tensorrt": ("portable",),
+}
 
 
 class Engine(Protocol):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from sentport.bundle import Bundle, GraphRecord, ModelSpec, is_bundle, read_bundle
 from sentport.engines import FLAVOURS, Engine
-from sentport.errors import EngineError
+from sentport.errors import BundleError, EngineError
+from sentport.hardware import cuda_devices
 
 
 class Opened(NamedTuple):
@@ -55,11 +58,27 @@ def _open_bundle(path: Path, engine: str, layout: str, precision: str, threads: 
     bundle = read_bundle(path)
     if engine == "torch":
         raise EngineError(f"engine torch runs checkpoints, and {path} is a bundle; give the checkpoint folder")
-    name = "onnxruntime" if engine == "auto" else engine
+    name = _best_engine(bundle, layout, precision, device) if engine == "auto" else engine
     device = _resolve_device(name, device)
-    graph = bundle.select(layout, precision, device, FLAVOURS[name])
+    # TensorRT parses plain operators alone, wherever it is reached from.
+    flavours = ("portable",) if device == "tensorrt" else FLAVOURS[name]
+    graph = runnable(bundle, name).select(layout, precision, device, flavours)
     definition = bundle.tokenizer_file().read_text(encoding="utf-8")
     return Opened(bundle.spec, definition, open_graph(bundle, graph, name, threads, device), graph.sha256)
+
+
+def _best_engine(bundle: Bundle, layout: str, precision: str, device: str) -> str:
+    """``native`` on a CPU, where it is installed, runs the precision and the bundle has its file; else ``onnxruntime``.
+
+    Who names a layout asks for a graph. Device ``auto`` means CUDA where there is one.
+    """
+    wanted = "fp32" if precision == "auto" else precision
+    held = any(graph.precision == wanted for graph in bundle.native)
+    if not held or layout != "auto" or device not in ("auto", "cpu") or find_spec("sentport_native") is None:
+        return "onnxruntime"
+    from sentport.engines.native import runs
+
+    return "native" if runs(wanted) and (device == "cpu" or not cuda_devices()) else "onnxruntime"
 
 
 def open_graph(
@@ -70,18 +89,45 @@ def open_graph(
     Raises:
         EngineError: When the engine cannot run it as asked.
     """
+    if engine == "tensorrt":
+        from sentport.engines.tensorrt import TensorRtEngine, plan_of, resolve_device
+
+        resolve_device(device)
+        return TensorRtEngine(bundle, plan_of(bundle, graph))
     if engine == "openvino":
         from sentport.engines.openvino import OpenVinoEngine
 
         return OpenVinoEngine(bundle, graph, threads, device)
+    if engine == "native":
+        from sentport.engines.native import NativeEngine
+
+        return NativeEngine(bundle, graph, threads, device)
     from sentport.engines.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(bundle, graph, threads, device)
 
 
+def runnable(bundle: Bundle, engine: str) -> Bundle:
+    """The bundle as an engine sees it: for ``tensorrt`` the graphs that have a plan, for ``native`` its files."""
+    if engine == "native":
+        if not bundle.native:
+            raise BundleError(
+                f"{bundle.path} has no file for engine native; export it again where sentport-native is installed "
+                "(`sentport export` says where the engine does not have the architecture)"
+            )
+        return replace(bundle, graphs=bundle.native)
+    if engine != "tensorrt":
+        return bundle
+    from sentport.engines.tensorrt import with_plans
+
+    return with_plans(bundle)
+
+
 def _resolve_device(engine: str, device: str) -> str:
     if engine == "openvino":
         from sentport.engines.openvino import resolve_device
+    elif engine == "tensorrt":
+        from sentport.engines.tensorrt import resolve_device
     else:
         from sentport.engines.onnxruntime import resolve_device
     return resolve_device(device)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sentport.errors import SentportError
 from sentport.evaluation.scoring import Embed
 from sentport.files import file_written_aside
+from sentport.inputs import check_dim
 from sentport.vectors import quantize
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Embeddings:
         computed: Distinct texts that the encoder was asked for.
 
     Raises:
-        SentportError: When the store is damaged, or of another dimension.
+        SentportError: When the store is damaged, or of another dimension, or the model has no vectors of ``dim``.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class Embeddings:
         self._encoder, self._prompt, self._dim, self._progress = encoder, prompt, dim, progress
         self._store = store
         self._rows: dict[bytes, int] = {}
-        self._vectors: Vectors = np.empty((0, dim or encoder.info.dim), np.float32)  # [T, D] of the texts seen so far
+        width = check_dim(dim, encoder.info.dim)
+        self._vectors: Vectors = np.empty((0, width), np.float32)  # [T, D] of the texts seen so far
         self._stored = frozenset(self._load(store)) if store else frozenset()
         self._used: set[bytes] = set()
         self.computed = 0

@@ -56,6 +56,17 @@ def read_sts(path: str | Path) -> StsPairs:
     return StsPairs(first, second, np.asarray(numbers, np.float64))
 
 
+def require_correlation(pairs: StsPairs, name: str) -> StsPairs:
+    """The pairs, once it is sure that a correlation with their scores exists: before a run, not at its end.
+
+    Raises:
+        SentportError: When all scores of the pairs called ``name`` are equal, or there is one pair.
+    """
+    if len(set(pairs.scores.tolist())) < 2:
+        raise SentportError(f"{name} has one score in {len(pairs)} lines; expected different ones, for a correlation")
+    return pairs
+
+
 def read_sts_task(folder: Path, task: str, form: Form = "raw") -> dict[str, StsPairs]:
     """Read all subsets of a task from a data folder with ``sts/<task>/`` and ``sts_raw/<task>/``.
 

@@ -23,7 +23,7 @@ from sentport.evaluation.scoring import (
     correlate_subsets,
     rate,
 )
-from sentport.evaluation.sts import Form, StsPairs, read_sts_task
+from sentport.evaluation.sts import Form, StsPairs, read_sts_task, require_correlation
 from sentport.evaluation.triplets import read_triplets, triplet_accuracy
 from sentport.progress import Progress
 
@@ -138,11 +138,17 @@ def stsb_pairs(settings: Settings) -> StsPairs:
 
 def _sts(folder: str, settings: Settings) -> Score:
     subsets = read_sts_task(settings.data, folder, settings.texts)
-    return partial(_correlations, subsets, settings)
+    return _correlated(folder, subsets, settings)
 
 
 def _sts_split(folder: str, splits: Mapping[str, str], settings: Settings) -> Score:
     subsets = _split(folder, splits.get(settings.split, settings.split), settings)
+    return _correlated(folder, subsets, settings)
+
+
+def _correlated(folder: str, subsets: Mapping[str, StsPairs], settings: Settings) -> Score:
+    for name, pairs in subsets.items():
+        require_correlation(pairs, f"{folder}/{name}")
     return partial(_correlations, subsets, settings)
 
 

@@ -116,6 +116,8 @@ def transfer_score(
 def _given_test(parts: Sequence[Data], pool: ThreadPoolExecutor, done: Callable[[int], None]) -> TransferScore:
     train, *dev, test = parts
     _check_rows(train[1], 1 if dev else FOLDS)
+    if unseen := sorted(set(test[1]) - set(train[1])):
+        raise SentportError(f"test rows have label {str(unseen[0])!r}; expected only labels that training rows have")
     if dev:
         accuracies = _path(train, dev[0], _NESTED_OR_DEV_STRENGTHS)
         return _score(train, test, *_best(accuracies, _NESTED_OR_DEV_STRENGTHS))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 pytest.importorskip("torch")
@@ -28,6 +29,7 @@ from bench.gpu_check import policies, prepare
 from bench.gpu_check.attention import equal_length_sdpa, jagged_sdpa, probe_error
 from bench.gpu_check.bert import Shape, mean_of_kept, seeded_model
 from bench.gpu_check.contestants import Contestant, contestants
+from bench.gpu_check.graphs import Absent, OnnxRuntimeRunner, graph_file
 from bench.gpu_check.measure import Budget, judge, worst_cosine
 from bench.gpu_check.records import Writer
 from bench.gpu_check.runners import Model, PackedRunner, PaddedRunner, end_to_end, pad
@@ -50,6 +52,13 @@ MEASURED = {
     *("cosine_reference", "attention", "setup_s"),
 }
 CPU = torch.device("cpu")
+# On a CPU, without TensorRT, from a folder without graphs.
+NOT_RUN = {
+    "CUDA graphs": "needs CUDA",
+    "torch.compile": "needs CUDA",
+    "onnxruntime": "the folder has no ",
+    "TensorRT": "package tensorrt is absent: ",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +145,9 @@ def test_a_smoke_run_measures_every_contestant_or_says_why_not(smoke: list[dict[
     workloads: dict[tuple[str, str], set[str]] = {}
     for row in _rows(smoke):
         workloads.setdefault((row["model"], row["corpus"]), set()).add(row["contestant"])
-        needs_cuda = row["implementation"] in ("CUDA graphs", "torch.compile")
-        assert (row["status"], row["reason"]) == (("not run", "needs CUDA") if needs_cuda else ("measured", None))
+        reason = NOT_RUN.get(row["implementation"])
+        assert row["status"] == ("not run" if reason else "measured")
+        assert (row["reason"] or "").startswith(reason or "")
     assert list(workloads.values()) == [names] * 4
     observed = [record for record in smoke if record["kind"] == "observation"]
     assert len(observed) == sum(row["repeats"] for row in _rows(smoke) if row["status"] == "measured")
@@ -172,7 +182,7 @@ def test_packed_equals_padded(model: Model, corpus: Corpus) -> None:
     seen = 0
     with torch.no_grad():
         for contestant in contestants(300, 100):
-            if contestant.needs_cuda or contestant.precision != "fp32":
+            if contestant.implementation in NOT_RUN or contestant.precision != "fp32":
                 continue
             found = end_to_end(contestant.build(model, "fp32"), corpus, contestant.policy)
             np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -186,6 +196,33 @@ def test_jagged_attention_is_right(dtype: torch.dtype) -> None:
     """The CUDA path for fp32 also runs on a CPU, so that its use of nested tensors is tested everywhere."""
     assert probe_error(jagged_sdpa, CPU, dtype, 2, 32) < (1e-5 if dtype == torch.float32 else 1e-2)
     assert probe_error(lambda q, k, v, packing: equal_length_sdpa(q, k, q, packing), CPU, dtype, 2, 32) > 0.1
+
+
+def test_a_graph_runs_on_the_tensors_of_torch(both_layouts: Path) -> None:
+    """ONNX Runtime bound to torch's memory gives what it gives from arrays."""
+    model = Model("tiny", seeded_model(command.base_config(True, VOCABULARY), 1), CPU, both_layouts / "graphs")
+    corpus = random_corpus("short", stored_lengths("stsb")[:40], 20, 5)
+    runner = OnnxRuntimeRunner(model, "fp32")
+    assert runner.names == ["input_ids", "attention_mask", "token_type_ids"]
+    found = end_to_end(runner, corpus, policies.smart(16))
+    session = onnxruntime.InferenceSession(str(graph_file(model, "fp32")), providers=["CPUExecutionProvider"])
+    for row in range(len(corpus.lengths)):
+        ids = corpus.gather(np.array([row]))[None]
+        feed = dict(zip(runner.names, (ids, np.ones_like(ids), np.zeros_like(ids)), strict=True))
+        np.testing.assert_allclose(found[row], session.run(None, feed)[0][0], atol=2e-6)
+    with pytest.raises(Absent, match="the folder has no fp16 graph"):
+        graph_file(model, "fp16")
+
+
+def test_graphs_travel_in_the_folder(both_layouts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of layout padded; a folder without any is an error before anything is made."""
+    source, folder = str(tmp_path / "source"), str(tmp_path / "folder")
+    seeded_model(command.base_config(True, VOCABULARY), 1).save_pretrained(source)
+    arguments = [source, folder, "--name", "tiny", "--smoke", "--graphs"]
+    assert prepare.main([*arguments, str(both_layouts)]) == 2
+    assert "expected a bundle's graphs/ folder" in capsys.readouterr().err
+    assert prepare.main([*arguments, str(both_layouts / "graphs")]) == 0
+    assert [file.name for file in (tmp_path / "folder" / "graphs").iterdir()] == ["padded-fp32-portable.onnx"]
 
 
 def _mean_over_pads(model: Model, precision: str) -> PaddedRunner:

@@ -17,17 +17,17 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
 from torch import nn
 
-from export.gate import check, limits_of
 from export.graphs import fused
 from export.ort_flavour import operators
 from export.passes import DivideScores, SplitMaskUnsqueeze
-from export.suite import load_suite
 from sentport import Encoder
 from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, read_bundle
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import SentportError
+from sentport.gate import check, limits_of
 from sentport.modeling.checkpoint import load_checkpoint
+from sentport.suite import load_suite
 from sentport.tokenizer import Tokenizer
 
 POOLINGS = ("mean", "cls", "lasttoken")

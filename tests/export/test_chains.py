@@ -20,8 +20,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Dropout, LayerNorm, Normalize, Pooling, Transformer
 from torch import nn
 
-from export.gate import check
-from export.suite import load_suite
 from export.verify import verify_bundle
 from sentport import Encoder
 from sentport.batch import TokenBatch
@@ -29,7 +27,9 @@ from sentport.bundle import LAYOUTS, Bundle, read_bundle
 from sentport.cli import main
 from sentport.engines.onnxruntime import OnnxRuntimeEngine
 from sentport.errors import CheckpointError, GateError
+from sentport.gate import check
 from sentport.modeling.checkpoint import load_checkpoint
+from sentport.suite import load_suite
 from sentport.tokenizer import Tokenizer
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")

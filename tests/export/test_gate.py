@@ -12,11 +12,11 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from export.gate import check
-from export.suite import Suite, load_suite, save_suite
 from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, read_bundle
 from sentport.errors import BundleError, GateError
+from sentport.gate import check
+from sentport.suite import Suite, load_suite, save_suite
 from sentport.tokenizer import Tokenizer
 
 

@@ -14,11 +14,9 @@ import pytest
 
 from export.calibration import calibration_texts
 from export.exporter import ExportOptions, export_bundle
-from export.gate import Limits, check
 from export.int8 import WEIGHT_LIMIT, quantised, smoothing, weight_levels
-from export.linear import Linear, open_model
+from export.linear import open_model
 from export.sixteen_bits import TYPES, lower, rounding_twin
-from export.suite import load_suite, save_suite
 from export.verify import check_graph, verify_bundle
 from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, GraphRecord, read_bundle, sha256_of, write_description
@@ -26,23 +24,17 @@ from sentport.encoder import Encoder
 from sentport.engines.feeds import make_feed
 from sentport.engines.opening import open_graph
 from sentport.errors import GateError, PrecisionError, SentportError
+from sentport.gate import Limits, check
+from sentport.suite import load_suite, save_suite
 from sentport.tokenizer import Tokenizer
-from tests.conftest import export_tiny, made_once
+from tests.conftest import export_tiny
 
 LOW = ("fp16", "bf16", "int8")
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return read_bundle(
-        made_once(
-            tmp_path_factory,
-            "precisions",
-            lambda folder: export_tiny(
-                tiny_checkpoint, folder / "low.bundle", layouts=("padded", "packed"), precisions=("fp32", *LOW)
-            ),
-        )
-    )
+def bundle(every_precision: Path) -> Bundle:
+    return read_bundle(every_precision)
 
 
 @pytest.fixture
@@ -170,10 +162,10 @@ def test_weights_have_seven_bits_so_that_two_products_fit_into_sixteen() -> None
 
 
 def test_smoothing_moves_range_from_activations_to_weights() -> None:
-    layer = Linear(ir.node("MatMul", []), "w", np.array([[1.0, -1.0, 0.5], [4.0, 1.0, 2.0]], np.float32))
-    factors = smoothing([layer], np.array([16.0, 1.0], np.float32))
+    matrix = np.array([[1.0, -1.0, 0.5], [4.0, 1.0, 2.0]], np.float32)
+    factors = smoothing([matrix], np.array([16.0, 1.0], np.float32))
     assert factors == pytest.approx([8**0.5, 1 / 8**0.5])  # sqrt(16 / 1) and sqrt(1 / 4), of geometric mean 1
-    wide = Linear(ir.node("MatMul", []), "w", np.ones((4, 2), np.float32))
+    wide = np.ones((4, 2), np.float32)
     assert smoothing([wide], np.array([9, 1, 1, 1], np.float32)).tolist() == [1, 1, 1, 1]
 
 

@@ -151,6 +151,12 @@ def test_inspect_describes_and_json_is_the_description(tiny_bundle: Path, cli: C
     assert run_cli("inspect", str(tiny_bundle), "--json").stdout == (tiny_bundle / "bundle.json").read_bytes()
 
 
+def test_what_the_output_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "日本").mkdir()  # no config.pbtxt in it, which is a finding
+    done = run_cli("lint", str(tmp_path), env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, rb"\u65e5\u672c/config.pbtxt" in done.stdout) == (1, True)
+
+
 def test_closed_pipe_is_quiet(tiny_bundle: Path) -> None:
     command = f"{sys.executable} -m sentport inspect {tiny_bundle} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,9 @@ def encoder(tiny_bundle: Path) -> Encoder:
     return Encoder(tiny_bundle, threads=1, on_truncate="allow")
 
 
+# What runs where nothing is asked for.
+NATIVE = find_spec("sentport_native") is not None
+USUAL = ("native", "fp32", "packed", "cpu") if NATIVE else ("onnxruntime", "fp32", "padded", "cpu")
 AWKWARD = [
     "the cat sat on the mat .",
     "",
@@ -198,7 +202,7 @@ def test_closed_encoder_says_so(tiny_bundle: Path, tiny_checkpoint: Path) -> Non
 def test_info_says_what_runs(encoder: Encoder, tiny_checkpoint: Path) -> None:
     info = encoder.info
     assert (info.dim, info.max_tokens, info.similarity) == (24, 48, "cosine")
-    assert (info.engine, info.precision, info.layout, info.device) == ("onnxruntime", "fp32", "padded", "cpu")
+    assert (info.engine, info.precision, info.layout, info.device) == USUAL
     assert info.threads * info.sessions == 1
     assert info.prompts["query"] == "the cat "
     torch = Encoder(tiny_checkpoint, threads=1)
@@ -211,12 +215,12 @@ def test_two_threads_are_two_sessions_with_the_same_vectors(
     encoder: Encoder, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"the cat {'sat on ' * (row % 9)}the mat" for row in range(100)]
-    with Encoder(tiny_bundle, threads=2) as two:
+    with Encoder(tiny_bundle, "onnxruntime", threads=2) as two:
         assert (two.info.sessions, two.info.threads) == (2, 1)
         np.testing.assert_allclose(two.encode(texts), encoder.encode(texts), atol=1e-6)
         np.testing.assert_allclose(two.encode(texts[:1]), encoder.encode(texts[:1]), atol=1e-6)
     monkeypatch.setattr("sentport.engines.onnxruntime._TWICE_BYTES", 0)
-    with Encoder(tiny_bundle, threads=2) as large:  # too large to be held twice
+    with Encoder(tiny_bundle, "onnxruntime", threads=2) as large:  # too large to be held twice
         assert (large.info.sessions, large.info.threads) == (1, 2)
         np.testing.assert_allclose(large.encode(texts), encoder.encode(texts), atol=1e-6)
 

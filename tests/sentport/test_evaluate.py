@@ -96,7 +96,15 @@ def report(cli: Cli, *arguments: object) -> dict[str, Any]:
 def test_table_of_the_papers(tiny_bundle: Path, tiny_checkpoint: Path, small_data: Path, cli: Cli) -> None:
     """Two systems side by side on stdout with the mean of the row; progress on stderr; the conditions below."""
     code, out, err = cli(
-        "evaluate", str(tiny_bundle), str(tiny_checkpoint), "--data", str(small_data), "--threads", "1"
+        "evaluate",
+        str(tiny_bundle),
+        str(tiny_checkpoint),
+        "--data",
+        str(small_data),
+        "--threads",
+        "1",
+        "--engine",
+        "onnxruntime,torch",
     )
     assert code == 0
     title, head, *rows = out.split("\n\n")[0].splitlines()
@@ -213,6 +221,8 @@ def test_plots_are_whole_files(tiny_bundle: Path, small_data: Path, tmp_path: Pa
         (("--aggregation", "median"), "aggregation is 'median'; expected one of all, mean, wmean"),
         (("--precision", "fp32,fp32"), "--precision has 2 values for 1 systems; give one for all, or one each"),
         (("--tasks", "wikisec", "--control"), "--control shuffles the gold scores of STS tasks; add one to --tasks"),
+        (("--dim", "-1"), "dim is -1; expected a whole number from 1 to"),
+        (("--plots", __file__), "is not a folder"),
         (("--split", "train"), "split 'train' of STSBenchmark is not in"),
         (("--prompt", "nonsense"), "prompt 'nonsense' is not saved with this model; known: document, passage, query"),
     ],
@@ -221,6 +231,16 @@ def test_mistakes_are_told(tiny_bundle: Path, small_data: Path, cli: Cli, option
     code, out, err = cli("evaluate", str(tiny_bundle), "--data", str(small_data), "--tasks", "stsb", *options)
     assert (code, out) == (2, "")
     assert said in err.replace("\n", " ")
+
+
+def test_gold_scores_without_a_correlation(tiny_bundle: Path, tmp_path: Path, cli: Cli) -> None:
+    """Told by its file's name, and before anything is encoded."""
+    file = tmp_path / "sts_raw" / "STSBenchmark" / "test.tsv"
+    file.parent.mkdir(parents=True)
+    file.write_text("3\ta cat\ta dog\n3\tthe cat\tthe dog\n")
+    code, out, err = cli("evaluate", str(tiny_bundle), "--data", str(tmp_path), "--tasks", "stsb")
+    assert (code, out) == (2, "")
+    assert "STSBenchmark/test has one score in 2 lines; expected different ones" in err
 
 
 def test_no_data_and_no_such_system(

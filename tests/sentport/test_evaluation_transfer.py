@@ -137,6 +137,10 @@ def test_several_classes() -> None:
         ),
         ([blobs(6, 2, 0.1), blobs(4, 2, 0.1)], "label '0' has 3 rows among 2 labels"),
         ([blobs(9, 1, 0.1), blobs(4, 2, 0.1), blobs(4, 2, 0.1)], "label '0' has 9 rows among 1 labels"),
+        (
+            [blobs(20, 2, 0.1), blobs(4, 3, 0.1)],
+            "test rows have label '2'; expected only labels that training rows have",
+        ),
     ],
 )
 def test_too_little_to_learn_from(parts: Sequence[Data], said: str) -> None:

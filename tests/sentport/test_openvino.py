@@ -141,7 +141,7 @@ def test_another_signature_than_recorded_is_refused(bundle: Bundle) -> None:
 
 def test_encoder_takes_it_by_name_alone(both_layouts: Path) -> None:
     with Encoder(both_layouts, threads=1) as usual:
-        assert usual.info.engine == "onnxruntime"
+        assert usual.info.engine != "openvino"
         wanted = usual.encode(TEXTS)
     for layout in ("auto", *LAYOUTS):
         with Encoder(both_layouts, engine="openvino", layout=layout, threads=1) as encoder:

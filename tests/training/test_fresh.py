@@ -57,6 +57,11 @@ def test_word_vectors_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_text("dog 1 2\ncat 1 x\n")
     with pytest.raises(RecipeError, match=r"v\.txt, line 2: .*expected numbers"):
         read_word_vectors(file, {"cat"})
+    with pytest.raises(RecipeError, match=r"v\.txt, line 1: not finite"):
+        file.write_text("cat 1 nan\n")
+        read_word_vectors(file, {"cat"})
+    with pytest.raises(RecipeError, match="has none of the data's words"):
+        read_word_vectors(file, {"dog"})
     with pytest.raises(RecipeError, match=r"has vectors of \[1, 2\] values for the data's words"):
         file.write_text("cat 1 2\ndog 1\n")
         read_word_vectors(file, {"cat", "dog"})

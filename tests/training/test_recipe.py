@@ -94,6 +94,19 @@ def test_settings_change_fields(tmp_path: Path) -> None:
         (("base", "max_tokens = []\nbase"), r"max_tokens is \[\]; expected a whole number"),
         (("[training]", "training = 3\n[x]"), "is unknown|is 3; expected a table"),
         (("base", "= base"), "is not TOML"),
+        (("temperature = 1", "temperature = nan"), "objective.temperature is nan; expected a finite number"),
+        (
+            ("temperature = 1", f"temperature = 1{'0' * 400}"),
+            "objective.temperature is 1000*; expected a finite number",
+        ),
+        (("base", "max_tokens = 0\nbase"), "max_tokens is 0; expected 1 or more"),
+        (("files", "rows = -1\nfiles"), r"data\[0\]: rows is -1; expected 1 or more"),
+        (('"sentences"', '"nli"\nlabels = ["a", "a"]'), r"data\[0\]: labels are empty or name one twice"),
+        (
+            ('"contrastive"\ntemperature = 1', '"cosent"\nscale = 0'),
+            "objective: scale is 0.0; expected a number over 0",
+        ),
+        (('"contrastive"\ntemperature = 1', '"triplet"\nmargin = -1'), "objective: margin is -1.0; expected 0 or more"),
         (('base = "some/base"\npooling = "cls"', "[fresh]"), "fresh.head is unknown"),
         (('"contrastive"\ntemperature = 1', '"masked_words"\n[masked_words]'), "masked_words is the objective already"),
     ],
@@ -120,7 +133,9 @@ def test_contradictions_between_tables(tmp_path: Path) -> None:
 
 
 def test_unknown_recipe_and_setting(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"there is no recipe simcse; expected a .toml file or one of sbert-nli"):
+    with pytest.raises(
+        RecipeError, match=r"no recipe simcse; did you mean simcse-sup\? expected one of sbert-nli, .* or a .toml file"
+    ):
         load_recipe("simcse")
     with pytest.raises(RecipeError, match=r"'training' sets nothing; expected table.field=value"):
         load(GOOD, tmp_path, "training")

@@ -87,6 +87,12 @@ def test_an_output_in_the_way(cli: Cli, recipe_file: Recipe, data: Path, tmp_pat
     assert (code, "exists; add --force to replace it" in said) == (2, True)
     assert cli(*command, "--force", "-q")[0] == 0
     assert (out / "modules.json").is_file()
+    (tmp_path / "theirs").mkdir()
+    kept = tmp_path / "theirs" / "letter.txt"
+    kept.write_text("dear")
+    code, _, said = cli(*command[:-1], str(kept.parent), "--force")
+    assert (code, "was not made by sentport train" in said) == (2, True)
+    assert kept.read_text() == "dear"
 
 
 def test_another_run_in_the_way(
@@ -110,9 +116,24 @@ def test_another_run_in_the_way(
     code, _, said = cli(*command, "--set", "training.learning_rate=0.5")
     assert code == 2
     assert "unfinished training with another learning_rate (0.001 there, 0.5 here); add --force" in said
+    state = tmp_path / ".out.job" / "seed-1" / "state.pt"
+    whole = state.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"no state"):
+        state.write_bytes(damaged)
+        code, _, said = cli(*command)
+        assert (code, f"the state in {state.parent} is damaged" in said) == (2, True)
+    state.write_bytes(whole)
     code, _, said = cli(*command)
     assert code == 0
     assert "going on after step 4 of 6" in said
+
+
+def test_a_recipe_after_itself(cli: Cli, recipe_file: Recipe, data: Path, tmp_path: Path) -> None:
+    loop = Path(recipe_file("loop"))
+    text = loop.read_text()
+    loop.write_text(f'after = "{loop}"\n' + text[text.index("[[data]]") :])
+    code, _, said = cli("train", str(loop), "--data", str(data), "--out", str(tmp_path / "out"))
+    assert (code, "comes after itself" in said) == (2, True)
 
 
 def test_a_recipe_after_another(cli: Cli, recipe_file: Recipe, data: Path, tmp_path: Path) -> None:
@@ -141,6 +162,7 @@ def test_without_dev_the_last_checkpoint_is_kept(cli: Cli, recipe_file: Recipe, 
 
 def test_refusals(cli: Cli, recipe_file: Recipe, data: Path, tmp_path: Path) -> None:
     command = ["train", recipe_file(), "--threads", "1", "--data", str(data), "--out", str(tmp_path / "out")]
+    (data / "equal.tsv").write_text("3\ta cat\ta dog\n3\tthe cat\tthe dog\n")
     for more, message in (
         (["--set", "training.batch_size=100"], "training.batch_size is 100, but the data has 48 examples"),
         (["--set", "training.bach_size=1"], "did you mean batch_size?"),
@@ -148,12 +170,17 @@ def test_refusals(cli: Cli, recipe_file: Recipe, data: Path, tmp_path: Path) -> 
         (["--device", "tpu"], "device 'tpu' is unknown to training"),
         (["--set", "base=nowhere-at-all/x"], "nowhere-at-all/x"),
         (["--data", str(tmp_path)], "sentences.tsv does not exist; --data names the folder"),
+        (["--threads", "0"], "threads is 0; expected 1 or more"),
+        (["--set", "pooling=mean"], "says itself how it pools; leave pooling out"),
+        (["--set", "=3"], "'=3' sets nothing; expected table.field=value"),
+        (["--set", "evaluation.dev=equal.tsv"], "equal.tsv has one score in 2 lines; expected different ones"),
+        (["--set", "training.learning_rate=1e38", "--set", "training.clip_norm=0"], "lower training.learning_rate"),
     ):
         code, _, said = cli(*command, *more)
         assert code == 2
         assert message in said
         assert len(said.strip().splitlines()) <= 3, said
-        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob("*out*")), "a mistake leaves nothing, so it can be mended and tried again"
     assert cli("train", "--out", "x")[0] == 2
 
 

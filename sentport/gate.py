@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.suite import Suite
 from sentport.batch import TokenBatch
 from sentport.errors import GateError
+from sentport.suite import Suite
 from sentport.tokenizer import Tokenizer
 
 Run = Callable[[TokenBatch], NDArray[np.float32]]

@@ -1,0 +1,12 @@
+#include "attention.h"
+#include "simd_plain.h"
+
+namespace sentport {
+
+Kernels kernels_plain() {
+    return {"plain",          Plain::lanes * Plain::vectors, gemm_f32<Plain>, gemm_bf16<Plain>, gemm_i8<Plain>,
+            to_bf16<Plain>,   quantise<Plain>,               norm<Plain>,     gelu_erf<Plain>,  gelu_tanh<Plain>,
+            attention<Plain>};
+}
+
+}  // namespace sentport

@@ -1,0 +1,114 @@
+#include "linear.h"
+
+#include <cmath>
+#include <stdexcept>
+
+namespace sentport {
+
+namespace {
+
+std::string words(const std::vector<long>& shape) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + "]";
+}
+
+Kind kind_of(const std::string& name, const std::string& type) {
+    if (type == "F32") return Kind::f32;
+    if (type == "BF16") return Kind::bf16;
+    if (type == "I8") return Kind::i8;
+    throw std::invalid_argument(name + " is " + type + "; expected F32, BF16 or I8");
+}
+
+constexpr long kLargest = 1L << 24;  // of any size: their products stay far from overflow
+
+}  // namespace
+
+const Tensor& Tensors::at(const std::string& name) const {
+    const auto found = held_.find(name);
+    if (found == held_.end()) throw std::invalid_argument("tensor " + name + " is missing");
+    return found->second;
+}
+
+const Tensor& Tensors::matrix(const std::string& name) const {
+    const Tensor& tensor = at(name);
+    const auto& shape = tensor.shape;
+    if (shape.size() != 2 || shape[0] < 1 || shape[1] < 1 || shape[0] > kLargest || shape[1] > kLargest)
+        throw std::invalid_argument(name + " is " + words(shape) + "; expected a matrix");
+    return tensor;
+}
+
+const float* Tensors::view(const std::string& name, const std::vector<long>& shape) const {
+    const Tensor& tensor = at(name);
+    if (tensor.type != "F32" || tensor.shape != shape)
+        throw std::invalid_argument(name + " is " + tensor.type + words(tensor.shape) + "; expected F32" +
+                                    words(shape));
+    return static_cast<const float*>(tensor.data);
+}
+
+Buffer<float> Tensors::floats(const std::string& name, const std::vector<long>& shape) const {
+    const float* values = view(name, shape);
+    long count = 1;
+    for (const long size : shape) count *= size;
+    Buffer<float> copy(count + kAlign);
+    std::memcpy(copy.data(), values, static_cast<std::size_t>(count) * sizeof(float));
+    return copy;
+}
+
+Linear::Linear(const Tensors& tensors, const std::string& name, const Kernels& kernels) : kernels_(kernels) {
+    const Tensor& weight = tensors.matrix(name + ".weight");
+    kind_ = kind_of(name + ".weight", weight.type);
+    if (kind_ == Kind::bf16 && !kernels.gemm_bf16)
+        throw std::invalid_argument(std::string("level ") + kernels.level + " has no bf16 products");
+    out_ = static_cast<int>(weight.shape[0]);
+    in_ = static_cast<int>(weight.shape[1]);
+    bias_ = tensors.has(name + ".bias") ? tensors.floats(name + ".bias", {out_}) : Buffer<float>(stride());
+    if (kind_ == Kind::i8) {
+        scale_ = tensors.floats(name + ".scale", {out_});
+        sums_.reserve(stride());
+        if (tensors.has(name + ".smoothing")) {
+            factors_ = tensors.floats(name + ".smoothing", {in_});
+            for (int i = 0; i < in_; ++i) factors_[i] = 1.0f / factors_[i];
+        }
+    }
+    pack(weight);
+}
+
+void Linear::pack(const Tensor& weight) {
+    const int group = group_of(kind_), panel = kernels_.panel;
+    const long size = kind_ == Kind::f32 ? 4 : kind_ == Kind::bf16 ? 2 : 1;
+    const long grouped = (in_ + group - 1L) / group * group;
+    const auto* from = static_cast<const uint8_t*>(weight.data);
+    weights_.reserve(stride() * grouped * size);
+    for (long o = 0; o < out_; ++o) {
+        int32_t total = 0;
+        for (long i = 0; i < in_; ++i) {
+            // [out / panel][in / group][output of the panel][input of the group]
+            const long at = o / panel * panel * grouped + i / group * group * panel + o % panel * group + i % group;
+            std::memcpy(weights_.data() + at * size, from + (o * in_ + i) * size, static_cast<std::size_t>(size));
+            if (kind_ == Kind::i8) total += static_cast<int8_t>(from[o * in_ + i]);
+        }
+        if (kind_ == Kind::i8) sums_[o] = total;
+    }
+    if (kind_ != Kind::i8) return;
+    for (long n = 0; n < static_cast<long>(out_) * in_; ++n)  // see dot_i8 in simd_avx2.h
+        if (std::abs(static_cast<int>(static_cast<int8_t>(from[n]))) > 63)
+            throw std::invalid_argument("an int8 weight has more than 7 bits");
+}
+
+void Linear::prepare(const float* x, long row, Inputs& inputs) const {
+    if (kind_ == Kind::bf16) kernels_.to_bf16(x, in_, inputs.bf16.data() + row * padded(in_));
+    if (kind_ == Kind::i8)
+        inputs.steps[row] = kernels_.quantise(x, factors_.data(), in_, inputs.i8.data() + row * padded(in_));
+}
+
+void Linear::apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c) const {
+    const Packed packed{in_,          static_cast<int>(stride()), weights_.data(), bias_.data(),
+                        scale_.data(), sums_.data()};
+    const long ld = padded(in_);
+    if (kind_ == Kind::f32) kernels_.gemm_f32(x, ldx, rows, packed, c, stride());
+    if (kind_ == Kind::bf16) kernels_.gemm_bf16(inputs.bf16.data(), ld, rows, packed, c, stride());
+    if (kind_ == Kind::i8) kernels_.gemm_i8(inputs.i8.data(), ld, rows, inputs.steps.data(), packed, c, stride());
+}
+
+}  // namespace sentport

@@ -1,0 +1,326 @@
+#include "model.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+#include "levels.h"
+
+namespace sentport {
+
+struct Model::Scratch {
+    Buffer<float> x;       // [tokens, width] the hidden states
+    Buffer<float> wide;    // [tokens, 3 x width or inner]
+    Buffer<float> narrow;  // [tokens, width]
+    Buffer<float> attention;
+    Buffer<float> pooled, next;  // [rows, width of a module]
+    Inputs inputs;
+};
+
+namespace {
+
+constexpr float kModuleEpsilon = 1e-5f;  // of torch's LayerNorm
+constexpr float kNormEpsilon = 1e-12f;   // divides a vector of zeros, as in torch's normalize
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+void activate_vector(const std::string& name, float* x, int n) {
+    for (int i = 0; i < n; ++i) {
+        if (name == "Tanh") x[i] = std::tanh(x[i]);
+        if (name == "ReLU") x[i] = std::max(x[i], 0.0f);
+        if (name == "Sigmoid") x[i] = 1.0f / (1.0f + std::exp(-x[i]));
+        if (name == "GELU") x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+    }
+}
+
+}  // namespace
+
+Model::Model(const std::string& level, const Tensors& tensors, Description description)
+    : kernels_(kernels_of(level)), description_(std::move(description)) {
+    check_once(kernels_);
+    const auto rows_of = [&](const std::string& name) { return tensors.matrix(name).shape[0]; };
+    embedded_ = static_cast<int>(tensors.matrix("embeddings.word").shape[1]);
+    vocabulary_ = rows_of("embeddings.word");
+    words_ = tensors.view("embeddings.word", {vocabulary_, embedded_});
+    positions_ = rows_of("embeddings.position");
+    places_ = tensors.floats("embeddings.position", {positions_, embedded_});
+    if (tensors.has("embeddings.type")) {
+        types_ = rows_of("embeddings.type");
+        kinds_ = tensors.floats("embeddings.type", {types_, embedded_});
+    }
+    embedding_norm_ = read_norm(tensors, "embeddings.norm", embedded_);
+    width_ = embedded_;
+    if (tensors.has("embeddings.projection.weight")) {
+        projection_ = std::make_unique<Linear>(tensors, "embeddings.projection", kernels_);
+        if (projection_->in() != embedded_) refuse("embeddings.projection does not take the embeddings");
+        width_ = projection_->out();
+    }
+    const auto& d = description_;
+    if (d.layers < 1 || d.layers > 1000 || d.heads < 1 || width_ % d.heads)
+        refuse("a model of " + std::to_string(d.layers) + " layers and " + std::to_string(d.heads) +
+               " heads cannot have width " + std::to_string(width_));
+    if (d.activation != "gelu" && d.activation != "gelu_tanh" && d.activation != "relu")
+        refuse("activation " + d.activation + " is unknown; known: gelu, gelu_tanh, relu");
+    if (tensors.has("attention.relative"))
+        relative_ = tensors.floats("attention.relative", {d.heads, 2 * positions_ - 1});
+    for (int n = 0; n < d.layers; ++n) {
+        const std::string name = "layers." + std::to_string(n) + ".";
+        Layer layer{Linear(tensors, name + "qkv", kernels_),  Linear(tensors, name + "output", kernels_),
+                    Linear(tensors, name + "up", kernels_),   Linear(tensors, name + "down", kernels_),
+                    read_norm(tensors, name + "attention_norm", width_),
+                    read_norm(tensors, name + "output_norm", width_)};
+        if (layer.qkv.in() != width_ || layer.qkv.out() != 3 * width_ || layer.output.in() != width_ ||
+            layer.output.out() != width_ || layer.up.in() != width_ || layer.down.in() != layer.up.out() ||
+            layer.down.out() != width_)
+            refuse(name + " has weights that do not fit each other, or width " + std::to_string(width_));
+        inner_ = std::max({inner_, layer.up.out(), 3 * width_, embedded_});
+        layers_.push_back(std::move(layer));
+    }
+    read_modules(tensors);
+}
+
+Model::~Model() = default;
+
+Model::Norm Model::read_norm(const Tensors& tensors, const std::string& name, long width) const {
+    return {tensors.floats(name + ".weight", {width}), tensors.floats(name + ".bias", {width})};
+}
+
+void Model::read_modules(const Tensors& tensors) {
+    for (const std::string& mode : description_.pooling)
+        if (mode != "mean" && mode != "cls" && mode != "max") refuse("pooling " + mode + " is unknown");
+    if (description_.pooling.empty()) refuse("there is no pooling");
+    dim_ = width_ * static_cast<int>(description_.pooling.size());
+    pooled_ = padded(dim_);
+    for (std::size_t n = 0; n < description_.modules.size(); ++n) {
+        const auto& [kind, detail] = description_.modules[n];
+        const std::string name = "modules." + std::to_string(n);
+        Module module{kind, detail, nullptr, {}, dim_};
+        if (kind == "Dense") {
+            module.linear = std::make_unique<Linear>(tensors, name, kernels_);
+            if (module.linear->kind() != Kind::f32) refuse(name + " is not fp32");
+            if (module.linear->in() != dim_) refuse(name + " does not take vectors of " + std::to_string(dim_));
+            module.width = module.linear->out();
+            const std::vector<std::string> known{"Identity", "Tanh", "ReLU", "Sigmoid", "GELU"};
+            if (std::find(known.begin(), known.end(), detail) == known.end()) refuse(name + ": " + detail);
+        } else if (kind == "LayerNorm") {
+            module.norm = read_norm(tensors, name, dim_);
+        } else if (kind == "Truncate") {
+            module.width = std::atoi(detail.c_str());
+            if (module.width < 1 || module.width > dim_) refuse(name + " cuts vectors to " + detail);
+        } else if (kind != "Normalize") {
+            refuse("module " + kind + " is unknown; known: Dense, LayerNorm, Normalize, Truncate");
+        }
+        dim_ = module.width;
+        pooled_ = std::max(pooled_, padded(dim_));
+        modules_.push_back(std::move(module));
+    }
+}
+
+// Everything that could lead out of a table.
+void Model::check(const Batch& batch) const {
+    long total = 0;
+    for (long row = 0; row < batch.rows; ++row) {
+        if (batch.lengths[row] < 0) refuse("row " + std::to_string(row) + " has a negative length");
+        int counted = 0;
+        for (long n = 0; n < batch.lengths[row]; ++n, ++total) {
+            const std::string where = "token " + std::to_string(n) + " of row " + std::to_string(row);
+            if (total >= batch.total) refuse("the lengths add up to more than the ids");
+            if (batch.ids[total] < 0 || batch.ids[total] >= vocabulary_)
+                refuse(where + " has id " + std::to_string(batch.ids[total]) + "; the vocabulary has " +
+                       std::to_string(vocabulary_));
+            const long type = batch.types ? batch.types[total] : 0;
+            if (type < 0 || type >= std::max(types_, 1L)) refuse(where + " has type " + std::to_string(type));
+            const int place = description_.pad_id < 0 ? static_cast<int>(n) : position(batch, total, counted);
+            if (place >= positions_ || n >= positions_)
+                refuse("row " + std::to_string(row) + " has more tokens than the model has positions");
+        }
+    }
+    if (total != batch.total) refuse("the lengths add up to less than the ids");
+}
+
+// RoBERTa's position of a token; `counted` tokens of its row before it were no pads.
+int Model::position(const Batch& batch, long token, int& counted) const {
+    if (batch.ids[token] == description_.pad_id) return description_.pad_id;
+    return description_.pad_id + ++counted;
+}
+
+void Model::run(const Batch& batch, int threads, long block_tokens, float* out) const {
+    check(batch);
+    std::vector<Block> blocks;
+    for (long row = 0, token = 0; row < batch.rows; ++row) {
+        const long length = batch.lengths[row];
+        if (blocks.empty() || blocks.back().tokens + length > block_tokens) blocks.push_back({row, 0, token, 0});
+        blocks.back().rows += 1;
+        blocks.back().tokens += length;
+        token += length;
+    }
+    std::atomic<std::size_t> next{0};
+    std::exception_ptr failure;
+    std::mutex failing;
+    const auto work = [&] {
+        try {
+            std::unique_ptr<Scratch> scratch = take_scratch();
+            for (std::size_t n; (n = next++) < blocks.size();) {
+                embed(batch, blocks[n], *scratch);
+                for (const Layer& layer : layers_) encode(layer, batch, blocks[n], *scratch);
+                scratch->pooled.reserve(blocks[n].rows * pooled_);
+                scratch->next.reserve(blocks[n].rows * pooled_);
+                pool(batch, blocks[n], scratch->x.data(), scratch->pooled.data());
+                finish(blocks[n], *scratch, out + blocks[n].row * dim_);
+            }
+            give_scratch(std::move(scratch));
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(failing);
+            failure = std::current_exception();
+        }
+    };
+    // Threads of one call alone: starting one takes some 20 us, and a fork between calls finds none.
+    std::vector<std::thread> others;
+    try {
+        for (int n = 1; n < threads && n < static_cast<int>(blocks.size()); ++n) others.emplace_back(work);
+    } catch (const std::system_error&) {
+        // No more threads to be had: those that run do all blocks.
+    }
+    work();
+    for (std::thread& other : others) other.join();
+    if (failure) std::rethrow_exception(failure);
+}
+
+void Model::embed(const Batch& batch, const Block& block, Scratch& s) const {
+    const long stride = padded(width_), wide = padded(inner_);
+    // A vector more, since attention reads whole vectors of a head's last values.
+    s.x.reserve(block.tokens * stride);
+    s.narrow.reserve(block.tokens * stride);
+    s.wide.reserve(block.tokens * wide + kAlign);
+    s.inputs.bf16.reserve(block.tokens * wide);
+    s.inputs.i8.reserve(block.tokens * wide);
+    s.inputs.steps.reserve(block.tokens);
+    float* into = projection_ ? s.wide.data() : s.x.data();
+    const long into_stride = padded(embedded_);
+    long token = block.token;
+    for (long row = block.row; row < block.row + block.rows; ++row) {
+        int counted = 0;
+        for (int n = 0; n < batch.lengths[row]; ++n, ++token) {
+            const int place = description_.pad_id < 0 ? n : position(batch, token, counted);
+            const float* word = words_ + batch.ids[token] * embedded_;
+            const float* where = places_.data() + static_cast<long>(place) * embedded_;
+            const float* kind = kinds_.data() + (batch.types ? batch.types[token] * embedded_ : 0);
+            float* x = into + (token - block.token) * into_stride;
+            for (int i = 0; i < embedded_; ++i) x[i] = word[i] + (types_ ? kind[i] : 0.0f) + where[i];
+            kernels_.norm(x, nullptr, embedding_norm_.gain.data(), embedding_norm_.shift.data(), embedded_,
+                          description_.epsilon);
+            if (projection_) projection_->prepare(x, token - block.token, s.inputs);
+        }
+    }
+    if (projection_) projection_->apply(into, into_stride, s.inputs, static_cast<int>(block.tokens), s.x.data());
+}
+
+void Model::encode(const Layer& layer, const Batch& batch, const Block& block, Scratch& s) const {
+    const int tokens = static_cast<int>(block.tokens);
+    const long stride = padded(width_), qkv = layer.qkv.stride(), up = layer.up.stride();
+    float *x = s.x.data(), *wide = s.wide.data(), *narrow = s.narrow.data();
+    for (int t = 0; t < tokens; ++t) layer.qkv.prepare(x + t * stride, t, s.inputs);
+    layer.qkv.apply(x, stride, s.inputs, tokens, wide);
+    for (long row = block.row, t = 0; row < block.row + block.rows; t += batch.lengths[row++]) {
+        s.attention.reserve(attention_scratch(batch.lengths[row], width_ / description_.heads));
+        kernels_.attention(wide + t * qkv, qkv, batch.lengths[row], description_.heads, width_, relative_.data(),
+                           static_cast<int>(positions_), narrow + t * stride, stride, s.attention.data());
+    }
+    for (int t = 0; t < tokens; ++t) layer.output.prepare(narrow + t * stride, t, s.inputs);
+    layer.output.apply(narrow, stride, s.inputs, tokens, wide);
+    for (int t = 0; t < tokens; ++t) {
+        kernels_.norm(x + t * stride, wide + t * stride, layer.attention_norm.gain.data(),
+                      layer.attention_norm.shift.data(), width_, description_.epsilon);
+        layer.up.prepare(x + t * stride, t, s.inputs);
+    }
+    layer.up.apply(x, stride, s.inputs, tokens, wide);
+    for (int t = 0; t < tokens; ++t) {
+        activate(wide + t * up, layer.up.out());
+        layer.down.prepare(wide + t * up, t, s.inputs);
+    }
+    layer.down.apply(wide, up, s.inputs, tokens, narrow);
+    for (int t = 0; t < tokens; ++t)
+        kernels_.norm(x + t * stride, narrow + t * stride, layer.output_norm.gain.data(),
+                      layer.output_norm.shift.data(), width_, description_.epsilon);
+}
+
+void Model::activate(float* x, int n) const {
+    if (description_.activation == "gelu") return kernels_.gelu_erf(x, n);
+    if (description_.activation == "gelu_tanh") return kernels_.gelu_tanh(x, n);
+    for (int i = 0; i < n; ++i) x[i] = std::max(x[i], 0.0f);
+}
+
+// A row without a token that takes part pools to zeros.
+void Model::pool(const Batch& batch, const Block& block, const float* x, float* out) const {
+    const long stride = padded(width_);
+    long token = block.token;
+    for (long row = 0; row < block.rows; ++row, out += pooled_) {
+        const long end = token + batch.lengths[block.row + row];
+        std::fill(out, out + pooled_, 0.0f);
+        long count = 0;
+        for (; token < end; ++token) {
+            if (batch.pooled && !batch.pooled[token]) continue;
+            const float* values = x + (token - block.token) * stride;
+            for (std::size_t mode = 0; mode < description_.pooling.size(); ++mode) {
+                const std::string& name = description_.pooling[mode];
+                float* to = out + static_cast<long>(mode) * width_;
+                for (int i = 0; i < width_; ++i) {
+                    if (name == "mean") to[i] += values[i];
+                    else if (count == 0) to[i] = values[i];
+                    else if (name == "max") to[i] = std::max(to[i], values[i]);
+                }
+            }
+            ++count;
+        }
+        for (std::size_t mode = 0; mode < description_.pooling.size(); ++mode)
+            if (description_.pooling[mode] == "mean" && count)
+                for (int i = 0; i < width_; ++i) out[static_cast<long>(mode) * width_ + i] /= static_cast<float>(count);
+    }
+}
+
+// The modules behind pooling, in order, and the vectors to the caller.
+void Model::finish(const Block& block, Scratch& s, float* out) const {
+    int width = width_ * static_cast<int>(description_.pooling.size());
+    long stride = pooled_;
+    for (const Module& module : modules_) {
+        if (module.linear) {
+            module.linear->apply(s.pooled.data(), stride, s.inputs, static_cast<int>(block.rows), s.next.data());
+            std::swap(s.pooled, s.next);
+            stride = module.linear->stride();
+        }
+        for (long row = 0; row < block.rows; ++row) {
+            float* x = s.pooled.data() + row * stride;
+            if (module.kind == "Dense") activate_vector(module.detail, x, module.width);
+            if (module.kind == "LayerNorm")
+                kernels_.norm(x, nullptr, module.norm.gain.data(), module.norm.shift.data(), width, kModuleEpsilon);
+            if (module.kind == "Normalize") {
+                float squares = 0.0f;
+                for (int i = 0; i < width; ++i) squares += x[i] * x[i];
+                const float norm = std::max(std::sqrt(squares), kNormEpsilon);
+                for (int i = 0; i < width; ++i) x[i] /= norm;
+            }
+        }
+        width = module.width;
+    }
+    for (long row = 0; row < block.rows; ++row)
+        std::copy_n(s.pooled.data() + row * stride, dim_, out + row * dim_);
+}
+
+std::unique_ptr<Model::Scratch> Model::take_scratch() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return std::make_unique<Scratch>();
+    std::unique_ptr<Scratch> scratch = std::move(idle_.back());
+    idle_.pop_back();
+    return scratch;
+}
+
+void Model::give_scratch(std::unique_ptr<Scratch> scratch) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(scratch));
+}
+
+}  // namespace sentport
