@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.cli_checks import check_folder, numbers, say_of, words
 from sentport.cli.steps import Steps, add_step
@@ -33,35 +33,41 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "grid", metavar="GRID", type=Path, nargs="?", help="TOML file of what to measure; options go over it"
     )
 
-    def add(name: str, text: str, **more: Any) -> None:
-        parser.add_argument(name, help=text, default=argparse.SUPPRESS, **more)
-
-    add("--checkpoint", "the source model, whose vectors are right", metavar="DIR")
-    add("--bundle", "its bundle, for the rows of our engines", metavar="BUNDLE")
-    add("--out", "folder for raw files; finished cases in it are skipped", metavar="DIR", dest="records")
-    add("--contestants", "sentence-transformers,torch,onnxruntime,native,triton; also openvino and peers", type=words)
-    add("--precision", "fp32,int8-ort: the bundle's graphs, side by side (auto)", type=words)
-    add("--layout", "padded,packed: likewise (those it has)", type=words)
-    add("--sessions", "engine calls in flight, side by side; 0 = the engine's choice (0)", type=numbers)
-    add("--threads", "compute threads in all, a table each (the cores allowed)", type=numbers)
-    add("--device", "cpu or cuda, a table each; a row that runs elsewhere is an error (cpu)", type=words)
-    add("--corpus", "any,stsb,queries,web,long,pool,docs or files of lines, a table each (any)", type=words)
-    add("--texts", "texts to draw from each corpus (all)", metavar="N", type=int)
-    add("--equal", "texts of one length too (yes)", action=argparse.BooleanOptionalAction)
-    add("--policies", "one-by-one,arrival,smart,token-budget", type=words)
-    add("--tokenisation", "both adds rows without it (both)", choices=("inside", "both"))
-    add("--quality", "STS-B's Spearman too, neighbours kept, and texts alone against in company", action="store_true")
-    add("--probe", "start-up, memory and single texts too, in processes of their own", action="store_true")
-    add("--triton", "http://host:port, or host:port for gRPC; repeats", metavar="URL", action="append")
-    add("--triton-model", "the model's name on that server", metavar="NAME")
-    add("--clients", "that send to it at the same time (16)", metavar="N", type=int)
-    add("--texts-per-request", "a row each (16)", type=numbers)
-    add("--warmup", "calls that do not count (1)", metavar="N", type=int)
-    add("--repeats", "timed rounds, at least (5)", metavar="N", type=int)
-    add("--most", "timed rounds, at most (as many)", metavar="N", type=int)
-    add("--tight", "a row is known once its ratio is within this share on either side (0.03)", type=float)
-    add("--seed", "of the order and the draw (5)", metavar="N", type=int)
-    add("--environments", "folder of the peers' environments (build/envs)", metavar="DIR")
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add("--checkpoint", help="the source model, whose vectors are right", metavar="DIR")
+    add("--bundle", help="its bundle, for the rows of our engines", metavar="BUNDLE")
+    add("--out", help="folder for raw files; finished cases in it are skipped", metavar="DIR", dest="records")
+    add(
+        "--contestants",
+        help="sentence-transformers,torch,onnxruntime,native,triton; also openvino and peers",
+        type=words,
+    )
+    add("--precision", help="fp32,int8-ort: the bundle's graphs, side by side (auto)", type=words)
+    add("--layout", help="padded,packed: likewise (those it has)", type=words)
+    add("--sessions", help="engine calls in flight, side by side; 0 = the engine's choice (0)", type=numbers)
+    add("--threads", help="compute threads in all, a table each (the cores allowed)", type=numbers)
+    add("--device", help="cpu or cuda, a table each; a row that runs elsewhere is an error (cpu)", type=words)
+    add("--corpus", help="any,stsb,queries,web,long,pool,docs or files of lines, a table each (any)", type=words)
+    add("--texts", help="texts to draw from each corpus (all)", metavar="N", type=int)
+    add("--equal", help="texts of one length too (yes)", action=argparse.BooleanOptionalAction)
+    add("--policies", help="one-by-one,arrival,smart,token-budget", type=words)
+    add("--tokenisation", help="both adds rows without it (both)", choices=("inside", "both"))
+    add(
+        "--quality",
+        help="STS-B's Spearman too, neighbours kept, and texts alone against in company",
+        action="store_true",
+    )
+    add("--probe", help="start-up, memory and single texts too, in processes of their own", action="store_true")
+    add("--triton", help="http://host:port, or host:port for gRPC; repeats", metavar="URL", action="append")
+    add("--triton-model", help="the model's name on that server", metavar="NAME")
+    add("--clients", help="that send to it at the same time (16)", metavar="N", type=int)
+    add("--texts-per-request", help="a row each (16)", type=numbers)
+    add("--warmup", help="calls that do not count (1)", metavar="N", type=int)
+    add("--repeats", help="timed rounds, at least (5)", metavar="N", type=int)
+    add("--most", help="timed rounds, at most (as many)", metavar="N", type=int)
+    add("--tight", help="a row is known once its ratio is within this share on either side (0.03)", type=float)
+    add("--seed", help="of the order and the draw (5)", metavar="N", type=int)
+    add("--environments", help="folder of the peers' environments (build/envs)", metavar="DIR")
 
 
 def _measure(arguments: argparse.Namespace) -> int:
