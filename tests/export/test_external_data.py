@@ -30,7 +30,7 @@ def test_weights_lie_beside_the_graph_and_vectors_stay(bundle: Path, tiny_bundle
         assert (moved / graph.data_file).name == f"padded-fp32-{graph.flavour}.onnx.data"
         assert (moved / graph.file).stat().st_size < (moved / graph.data_file).stat().st_size
     texts = ["the cat", "a dog sat on the mat"]
-    with Encoder(moved, threads=1) as found, Encoder(tiny_bundle, threads=1) as wanted:
+    with Encoder(moved, "onnxruntime", threads=1) as found, Encoder(tiny_bundle, "onnxruntime", threads=1) as wanted:
         np.testing.assert_array_equal(found.encode(texts), wanted.encode(texts))
         assert found.info.fingerprint == wanted.info.fingerprint
 
@@ -53,7 +53,7 @@ def test_damaged_data_is_refused(bundle: Path, tmp_path: Path, damage: str, cli:
         weights[len(weights) // 2] ^= 1
         data.write_bytes(weights)
     with pytest.raises(BundleError, match=rf"padded-fp32-ort.onnx.data (has|is) {damage}"):
-        Encoder(broken)
+        Encoder(broken, "onnxruntime")
     code, _, said = cli("inspect", str(broken))
     assert (code, ".onnx.data" in said) == (2, True)
 
@@ -61,5 +61,5 @@ def test_damaged_data_is_refused(bundle: Path, tmp_path: Path, damage: str, cli:
 def test_data_counts_where_weights_would_be_held_twice(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = read_bundle(bundle).select("auto", "auto")
     monkeypatch.setattr("sentport.engines.onnxruntime._TWICE_BYTES", (bundle / graph.file).stat().st_size)
-    with Encoder(bundle, threads=2) as encoder:
+    with Encoder(bundle, "onnxruntime", threads=2) as encoder:
         assert (encoder.info.sessions, encoder.info.threads) == (1, 2)

@@ -31,7 +31,7 @@ LONG = "the cat sat on a mat " * 30
 
 @pytest.fixture(scope="module")
 def encoder(tiny_bundle: Path) -> Iterator[Encoder]:
-    with Encoder(tiny_bundle, threads=1, on_truncate="allow") as encoder:
+    with Encoder(tiny_bundle, "onnxruntime", threads=1, on_truncate="allow") as encoder:
         yield encoder
 
 
