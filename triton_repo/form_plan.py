@@ -78,7 +78,7 @@ def checked_plan(bundle: Bundle, graph: GraphRecord) -> Plan:
     if not passed:
         raise SentportError(
             f"{plans[0].file} is {plans[0].parity['state']}, and Triton would serve whatever it gives; check it on its "
-            f"GPU first: sentport verify {bundle.path} --engine tensorrt --device cuda"
+            f"GPU first: sentport verify {bundle.path} --engine tensorrt"
         )
     if len(passed) > 1:
         names = ", ".join(plan.file for plan in passed)
