@@ -13,8 +13,8 @@ from sentport import __version__
 from sentport.errors import BundleError
 
 # 1.1: a graph's external data, the source's revision, chains that pool without the prompt. 1.2: packed graphs. 1.3:
-# precisions. 1.4: the lengths of a corpus, native files. A newer
-# minor than ours is refused, since it may hold what this version would drop; what an older one lacks has its default.
+# precisions. 1.4: the lengths of a corpus, native files. A newer minor than ours is refused, since it may hold what
+# this version would drop; what an older one lacks has its default.
 FORMAT = (1, 4)
 DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
