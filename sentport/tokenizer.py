@@ -42,6 +42,16 @@ class Tokens:
         return Tokens([self.rows[row] for row in rows], self.full_lengths[rows], unpooled)
 
 
+def join_tokens(parts: Sequence[Tokens]) -> Tokens:
+    """The rows of all parts, one part after the other."""
+    unpooled = [np.zeros(len(part.rows), np.int64) if part.unpooled is None else part.unpooled for part in parts]
+    return Tokens(
+        [row for part in parts for row in part.rows],
+        np.concatenate([part.full_lengths for part in parts]),
+        None if all(part.unpooled is None for part in parts) else np.concatenate(unpooled),
+    )
+
+
 class Tokenizer:
     """A fast tokenizer with our own truncation limit and no padding. Safe to call from several threads.
 

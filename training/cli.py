@@ -78,7 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
         force=arguments.force,
     )
     with _curves(arguments.tensorboard) as log:
-        results = train(arguments.recipe, arguments.out, options, Reporting(say, log, not arguments.quiet))
+        try:
+            results = train(arguments.recipe, arguments.out, options, Reporting(say, log, not arguments.quiet))
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on from the last checkpoint that it told of")
+            raise
     if not results:  # the first of several processes speaks for all
         return 0
     scores = summary(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ def cached_gradients(views: Views, batch: Batch, loss_of: Loss) -> float:
     leaves = [view.requires_grad_() for view in vectors]
     loss = loss_of(leaves)
     loss.backward()  # type: ignore[no-untyped-call]
-    for view, rows, again in views.passes(batch):  # again [B, D]
-        gradient = leaves[view].grad
-        assert gradient is not None, "this is a bug: a view has no part in the loss"
+    assert all(leaf.grad is not None for leaf in leaves), "this is a bug: a view has no part in the loss"
+    gradient = torch.cat([cast(Tensor, leaf.grad) for leaf in leaves])  # [views * N, D]
+    for rows, again in views.passes(batch):  # again [B, D]
         again.backward(gradient[torch.from_numpy(rows)])  # type: ignore[no-untyped-call]
     return float(loss.item())

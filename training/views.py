@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from sentport.batch import TokenBatch
 from sentport.modeling.chain import Dense, Normalize
 from sentport.modeling.sentence_model import SentenceModel
 from sentport.scheduler import plan_batches
-from sentport.tokenizer import Tokens
+from sentport.tokenizer import Tokens, join_tokens
 from training.batches import Batch, Rows
 from training.recipe import Recipe
 from training.settings import Head
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _HEAD_DEVIATION = 0.02  # of the head's first weights, as BERT's
 _WHOLE = 2**62  # a token budget that holds any batch
+# Views share a pass as long as that adds less padding than a greater matrix gains: 16 pairs of STS-B trained 1.2 times
+# as fast so, on two CPU cores.
+_PADDING_OF_COMPANY = 1.1
 
 
 class Tower(nn.Module):
@@ -76,26 +79,37 @@ class Views(nn.Module):
 
     def forward(self, batch: Batch) -> list[Tensor]:
         """The vectors ``[N, D]`` of each view."""
-        parts: list[list[Tensor]] = [[] for _ in batch.views]
-        order: list[list[Rows]] = [[] for _ in batch.views]
-        for view, rows, vectors in self.passes(batch):
-            parts[view].append(vectors)
-            order[view].append(rows)
-        return [
-            torch.cat(part)[torch.from_numpy(np.argsort(np.concatenate(rows)))]
-            for part, rows in zip(parts, order, strict=True)
-        ]
+        order, vectors = zip(*self.passes(batch), strict=True)
+        places = torch.from_numpy(np.argsort(np.concatenate(order)))
+        return list(torch.cat(vectors)[places].split(len(batch.views[0].rows)))
 
-    def passes(self, batch: Batch) -> Iterator[tuple[int, Rows, Tensor]]:
-        """Pass after pass of at most the token budget: the view, its B rows, and their vectors ``[B, D]``.
+    def passes(self, batch: Batch) -> Iterator[tuple[Rows, Tensor]]:
+        """Pass after pass of at most the token budget: B rows and their vectors ``[B, D]``.
 
-        A pass draws its dropout masks from its own key, so that a second walk over the same batch repeats the first.
+        Rows are counted through the views: row r of view k is k * N + r. A pass draws its dropout masks from its own
+        key, so that a second walk over the same batch repeats the first.
         """
-        for view, tokens in enumerate(batch.views):
-            tower = self.towers[min(view, len(self.towers) - 1)]
+        size = len(batch.views[0].rows)
+        for views in self._companies(batch.views):
+            tower = self.towers[min(views.start, len(self.towers) - 1)]
+            tokens = join_tokens(batch.views[views.start : views.stop])
             for number, rows in enumerate(plan_batches(tokens.lengths, token_budget=self._budget)):
-                start_noise(*self._key, batch.number, 0 if self._same_mask else view, number)
-                yield view, rows, tower(tokens.take(rows))
+                start_noise(*self._key, batch.number, 0 if self._same_mask else views.start, number)
+                yield views.start * size + rows, tower(tokens.take(rows))
+
+    def _companies(self, views: Sequence[Tokens]) -> Iterator[range]:
+        """Neighbouring views that pass through an encoder together; each alone where they are to share a mask."""
+        start, padded = 0, _padded(views[0])
+        for end in range(1, len(views)):
+            apart = padded + _padded(views[end])
+            together = _padded(join_tokens(views[start : end + 1]))
+            other_tower = len(self.towers) > 1 and end == 1
+            if self._same_mask or other_tower or together > _PADDING_OF_COMPANY * apart:
+                yield range(start, end)
+                start, padded = end, _padded(views[end])
+            else:
+                padded = together
+        yield range(start, len(views))
 
 
 def start_noise(*key: int) -> None:
@@ -151,6 +165,10 @@ def warn_if_equal(recipe: Recipe, dropout: float) -> None:
     if dropout == 0 or views.fixed_mask:
         why = "views.fixed_mask gives both one dropout mask" if views.fixed_mask else "dropout is off"
         logger.warning("both views of a sentence are equal (%s): only the negatives teach anything", why)
+
+
+def _padded(tokens: Tokens) -> int:
+    return len(tokens.rows) * int(tokens.lengths.max())
 
 
 def _rectangle(tokens: Tokens) -> tuple[Rows, Rows, Rows, Rows]:

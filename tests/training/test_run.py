@@ -16,6 +16,7 @@ from sentport.evaluation import read_sts
 from sentport.evaluation.scoring import sts_score
 from training.card import summary
 from training.job import job_folder
+from training.step import Learner, train_step
 
 Cli = Callable[..., tuple[int, str, str]]
 Recipe = Callable[..., str]
@@ -77,6 +78,25 @@ def test_a_trained_folder_is_exported(cli: Cli, recipe_file: Recipe, data: Path,
     bundle = export_tiny(out, tmp_path / "bundle", flavours=("portable",))
     wanted = Encoder(out, threads=1).encode(TEXTS)
     np.testing.assert_allclose(Encoder(bundle, threads=1).encode(TEXTS, dim=32), wanted, atol=1e-5)
+
+
+def test_ctrl_c(cli: Cli, recipe_file: Recipe, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that the same command goes on, and that is so."""
+    command = ["train", recipe_file(), "--threads", "1", "--data", str(data), "--out", str(tmp_path / "out")]
+
+    def interrupted(learner: Learner, step: int) -> float:
+        if step == 3:
+            raise KeyboardInterrupt
+        return train_step(learner, step)
+
+    monkeypatch.setattr("training.loop.train_step", interrupted)
+    code, printed, said = cli(*command)
+    assert (code, printed) == (130, "")
+    assert "stopped; the same command goes on" in said.splitlines()[-1]
+    monkeypatch.undo()
+    code, _, said = cli(*command)
+    assert code == 0
+    assert "going on after step 2 of 6" in said
 
 
 def test_an_output_in_the_way(cli: Cli, recipe_file: Recipe, data: Path, tmp_path: Path) -> None:

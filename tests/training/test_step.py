@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import build_checkpoint
 from torch import Tensor, nn
 
+from sentport.tokenizer import Tokens
 from training.data import Source, read_data
 from training.devices import Devices
 from training.gradients import cached_gradients, direct_gradients
@@ -116,6 +118,29 @@ def test_cached_gradients_are_the_direct_ones(case: str, make: Make) -> None:
         learner.optimizer.zero_grad()
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     assert difference(found[0][1], found[1][1]) < 1e-5
+
+
+def test_views_share_a_pass_where_that_adds_little_padding(make: Make) -> None:
+    """Views of like lengths share one, with the vectors of each alone; unlike ones, towers and fixed masks do not."""
+    learner, _ = make("hard negatives", views=ViewSettings(dropout=0.0))
+    batch = learner.batches[0]
+    first = batch.views[0]
+    alike = replace(batch, views=(first, first, first))
+    longer = Tokens([np.concatenate([row, *[row[1:]] * 3]) for row in first.rows], first.full_lengths)
+    unlike = replace(batch, views=(first, first, longer))
+    for some, passes in ((alike, 1), (unlike, 2)):
+        with torch.no_grad():
+            assert len(list(learner.views.passes(some))) == passes
+            for view, vectors in zip(some.views, learner.views(some), strict=True):
+                alone = learner.views.towers[0](view)
+                assert float((vectors - alone).abs().max()) < 1e-5
+    twice = replace(batch, views=(first, first))
+    for settings, passes in (
+        (ViewSettings(), 1),
+        (ViewSettings(fixed_mask=True), 2),
+        (ViewSettings(dual_encoder=True), 2),
+    ):
+        assert len(list(make("unsupervised", views=settings)[0].views.passes(twice))) == passes
 
 
 @pytest.mark.full
