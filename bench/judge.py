@@ -22,8 +22,9 @@ from sentport.evaluation.metrics import cosine_pairs
 COSINE_GATE = {"fp32": 0.99999, "fp16": 0.9999, "bf16": 0.999, "int8": 0.95}
 # A cosine is blind to a vector's length; quantised models without normalisation move it by some percent.
 NORM_GATE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2, "int8": 0.2}
-# A peer promised none of them, so it is timed and shown as wrong; but what answers other texts is far below this.
-PEER_GATE = 0.7
+# A peer promised none of them, so it is timed and shown as wrong, as one is that cuts long texts (0.64); but what
+# answers other texts is far below this.
+PEER_GATE = 0.5
 
 SAMPLE_ROWS = 32
 _SEED = 17

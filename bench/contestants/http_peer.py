@@ -8,14 +8,16 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from bench.children import last_words, tie_to_parent
 from bench.contestants import Conditions, Vectors, Work
 from bench.peers import Variant
 from sentport.errors import SentportError
@@ -59,7 +61,11 @@ class HttpPeer:
         quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
         counts = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            [python, *arguments], stdout=self._log, stderr=self._log, env={**os.environ, **quiet, **counts}
+            [python, *arguments],
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **quiet, **counts},
+            preexec_fn=tie_to_parent(),
         )
         self._pool = ThreadPoolExecutor(clients)
         self._clients = clients
@@ -89,8 +95,12 @@ class HttpPeer:
         )
 
     def prepare(self, texts: Sequence[str], work: Work) -> None:
-        """Take the texts."""
+        """Take the texts, and connect anew: servers close connections that idle, as these do while others are timed."""
         self._texts = list(texts)
+        for connection in self._connections:
+            connection.close()
+            with self._said_when_it_fails():
+                connection.connect()
 
     def run(self, work: Work) -> Vectors:
         """Vectors ``[N, dim]``: every client works until no texts are left."""
@@ -100,7 +110,8 @@ class HttpPeer:
             mine = starts[number :: self._clients]
             return [(start, self._ask(number, self._texts[start : start + self._size])) for start in mine]
 
-        found = [part for parts in self._pool.map(work_off, range(self._clients)) for part in parts]
+        with self._said_when_it_fails():
+            found = [part for parts in self._pool.map(work_off, range(self._clients)) for part in parts]
         return np.concatenate([vectors for _, vectors in sorted(found, key=lambda part: part[0])])
 
     def computed_tokens(self) -> int | None:
@@ -124,13 +135,21 @@ class HttpPeer:
     def _ask(self, client: int, texts: Sequence[str]) -> Vectors:
         connection = self._connections[client]
         body = json.dumps({"input": list(texts), "model": self._source})
-        connection.request("POST", self._url.path, body, {"Content-Type": "application/json"})
-        with connection.getresponse() as response:
+        try:
+            response = self._post(connection, body)
+        except ConnectionError:  # the server has closed it meanwhile, as it does after some seconds without a request
+            connection.close()
+            response = self._post(connection, body)
+        with response:
             answer = response.read()
         if response.status != http.client.OK:
             raise SentportError(f"{self.name} answered {response.status}: {answer[:200].decode(errors='replace')}")
         rows = sorted(json.loads(answer)["data"], key=lambda row: int(row["index"]))
         return np.array([row["embedding"] for row in rows], np.float32)
+
+    def _post(self, connection: http.client.HTTPConnection, body: str) -> http.client.HTTPResponse:
+        connection.request("POST", self._url.path, body, {"Content-Type": "application/json"})
+        return connection.getresponse()
 
     def _wait_ready(self) -> None:
         until = time.monotonic() + _READY_SECONDS
@@ -141,9 +160,14 @@ class HttpPeer:
             except (OSError, http.client.HTTPException):
                 self._connections[0].close()
                 time.sleep(0.2)
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip().splitlines() or ["without a word"]
-        raise SentportError(f"{self._variant.title} did not answer: {said[-1]}")
+        raise SentportError(f"{self._variant.title} did not answer: {last_words(self._log)}")
+
+    @contextmanager
+    def _said_when_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            raise SentportError(f"{self.name} stopped answering: {error}; it said: {last_words(self._log)}") from None
 
 
 def _free_port() -> int:
