@@ -81,7 +81,7 @@ class Views(nn.Module):
         """The vectors ``[N, D]`` of each view."""
         order, vectors = zip(*self.passes(batch), strict=True)
         places = torch.from_numpy(np.argsort(np.concatenate(order)))
-        return list(torch.cat(vectors)[places].split(len(batch.views[0].rows)))
+        return list(torch.cat(vectors)[places].chunk(len(batch.views)))
 
     def passes(self, batch: Batch) -> Iterator[tuple[Rows, Tensor]]:
         """Pass after pass of at most the token budget: B rows and their vectors ``[B, D]``.
