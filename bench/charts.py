@@ -11,6 +11,13 @@ HUES = 8  # colours that page.css has
 # A bar's own units; it is stretched to the width that the page has.
 _BAR_WIDTH, _BAR_HEIGHT = 1000.0, 20.0
 _WIDTH, _HEIGHT = 720.0, 340.0
+# A disc, a square, a triangle, a diamond.
+_FORMS = (
+    "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0Z",
+    "M-4 -4H4V4H-4Z",
+    "M0 -5L5 4H-5Z",
+    "M0 -5.5L5.5 0L0 5.5L-5.5 0Z",
+)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 18.0, 14.0, 46.0
 
 
@@ -163,7 +170,8 @@ def _plot(chart: Plot, shown: Sequence[Series]) -> str:
     upwards = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, log=chart.log_y)
     names = ", ".join(series.label for series in shown)
     legend = "".join(
-        f'<li class="hue{number % HUES}"><i></i>{escape(series.label)}</li>' for number, series in enumerate(shown)
+        f'<li class="hue{number % HUES}"><svg viewBox="-6 -6 12 12">{_mark(number)}</svg>{escape(series.label)}</li>'
+        for number, series in enumerate(shown)
     )
     drawn = "\n".join(_series(series, number, across, upwards, chart) for number, series in enumerate(shown))
     return (
@@ -195,11 +203,16 @@ def _series(series: Series, hue: int, across: _Axis, upwards: _Axis, chart: Plot
     places = [f"{across.place(x)} {upwards.place(y)}" for x, y in series.points]
     line = f'<path class="line" d="M{"L".join(places)}"/>' if series.joined else ""
     dots = "".join(
-        f'<circle cx="{across.place(x)}" cy="{upwards.place(y)}" r="4.5"><title>{escape(series.label)}: '
-        f"{escape(chart.x)} {x:.4g}, {escape(chart.y)} {y:.5g}</title></circle>"
+        f'<g transform="translate({across.place(x)} {upwards.place(y)})"><title>{escape(series.label)}: '
+        f"{escape(chart.x)} {x:.4g}, {escape(chart.y)} {y:.5g}</title>{_mark(hue)}</g>"
         for x, y in series.points
     )
     return f'<g class="hue{hue % HUES}">{line}{dots}</g>'
+
+
+def _mark(number: int) -> str:
+    """A point around the origin: where the colours have all been used, the next form begins."""
+    return f'<path class="mark" d="{_FORMS[number // HUES % len(_FORMS)]}"/>'
 
 
 def _short(value: float) -> str:

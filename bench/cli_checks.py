@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from sentport.errors import SentportError
 
+# Clients of a server: each is a thread and a connection here.
+MOST_CLIENTS = 1024
 
-def check_counts(option: str, value: int | list[int] | None) -> None:
-    """Refuse a number of something that is 0 or less, before anything is loaded.
+
+def check_counts(option: str, value: int | list[int] | None, least: int = 1) -> None:
+    """Refuse a number of something that is too small, or a list of none, before anything is loaded.
+
+    Args:
+        option: Its name, as an attribute.
+        value: One or several; None = not given.
+        least: What is enough.
+
+    Raises:
+        SentportError: Naming the option.
+    """
+    for number in value or [0] if isinstance(value, list) else [value]:
+        if number is not None and number < least:
+            raise SentportError(f"--{option.replace('_', '-')} is {number}; expected {least} or more")
+
+
+def check_finite(option: str, value: float | list[float] | None) -> None:
+    """Refuse a measure that is 0, less, or no finite number.
 
     Args:
         option: Its name, as an attribute.
@@ -21,8 +41,8 @@ def check_counts(option: str, value: int | list[int] | None) -> None:
         SentportError: Naming the option.
     """
     for number in value if isinstance(value, list) else [value]:
-        if number is not None and number < 1:
-            raise SentportError(f"--{option.replace('_', '-')} is {number}; expected 1 or more")
+        if number is not None and not 0 < number < math.inf:
+            raise SentportError(f"--{option.replace('_', '-')} is {number}; expected a finite number above 0")
 
 
 def check_folder(out: Path) -> None:

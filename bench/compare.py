@@ -69,12 +69,7 @@ def compare(before: Sequence[Section], after: Sequence[Section], least: float = 
     rows = [(part, row) for part in before for row in part.rows if row.ratio is not None and not row.baseline]
     if not any(_identity(part, row) in now for part, row in rows):
         raise SentportError("the two runs have no row with a baseline in common; compare two runs of one grid")
-    corpora = {(part.corpus, part.model) for part in after}
-    return [
-        _change(part.corpus, row, now.get(_identity(part, row)), least)
-        for part, row in rows
-        if (part.corpus, part.model) in corpora
-    ]
+    return [_change(part.corpus, row, now.get(_identity(part, row)), least) for part, row in rows]
 
 
 def _identity(part: Section, row: Row) -> tuple[object, ...]:

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,11 +15,11 @@ from types import FrameType
 from bench.cases import Settings
 from bench.cli_checks import check_counts, check_folder
 from bench.corpus import Corpus, load_corpus
-from bench.grid import RunOptions, ServerTarget
+from bench.grid import RunOptions
 from bench.measure import measure
 from bench.models import MODEL, copy_model, sentport_command
 from bench.report_cli import print_report
-from bench.server import NoServer, ServerProcess, serve_command
+from bench.server import served
 from sentport.bundle import LAYOUTS, read_bundle
 from sentport.errors import SentportError
 from sentport.hardware import available_cores
@@ -66,9 +65,8 @@ class Demo:
         drawn = self.corpus.sample(self.texts, self.settings.seed)
         self._say(f"2/5 encode {len(drawn.texts)} texts: {drawn.source}")
         self._encode(drawn)
-        with ExitStack() as stack:
-            self._say("3/5 a Triton server on this machine (the first time, its environment is built)")
-            options = self._start_server(checkpoint, stack)
+        self._say("3/5 a Triton server on this machine (the first time, its environment is built)")
+        with served(self._options(checkpoint), self.out / "server.log", self._say, self.server_env) as options:
             self._say("4/5 measure; leave the machine alone for a minute or two")
             start = time.monotonic()
             raw = measure([options], self.out / "raw", self._say)
@@ -98,27 +96,13 @@ class Demo:
         if not sentport_command("encode", str(self.bundle), "--input", str(lines), "--output", str(vectors), "--force"):
             raise SentportError("encoding failed; its message stands above")
 
-    def _start_server(self, checkpoint: Path, stack: ExitStack) -> RunOptions:
-        """The run's options, with the server's rows, or with why there are none."""
-        server = stack.enter_context(
-            ServerProcess(serve_command(self.bundle, self.server_env), self.out / "server.log")
-        )
-        servers: tuple[ServerTarget, ...] = ()
-        missing: tuple[tuple[str, str], ...] = ()
-        try:
-            addresses = server.start()
-        except NoServer as problem:
-            self._say(f"no server: {problem}")
-            missing = (("Triton", str(problem)),)
-        else:
-            self._say(f"{addresses.model} at {addresses.http} and grpc {addresses.grpc}")
-            servers = tuple(ServerTarget(addresses.grpc, addresses.model, *load) for load in _SERVER_LOADS)
+    def _options(self, checkpoint: Path) -> RunOptions:
         return RunOptions(
             checkpoint,
             self.bundle,
             (self.corpus,),
-            servers=servers,
-            missing=missing,
+            serve=True,
+            loads=_SERVER_LOADS,
             settings=self.settings,
             texts=self.texts,
         )

@@ -7,7 +7,7 @@ from statistics import mean
 
 from bench.boards import Board, Cell, Column, Table, brief, number
 from bench.charts import Bar, Bars, Chart, Plot, Series
-from bench.rows import MEASURED, Probe, Row, Section
+from bench.rows import MEASURED, Probe, Row, Section, ahead_of_ours
 
 _NUMBERS = ("sentences/s", "min-max", "× baseline", "GFLOP/s", "of the most", "padding waste", "worst cosine", "rounds")
 HEADINGS = (
@@ -42,7 +42,7 @@ def board_of(part: Section, hues: dict[str, int] | None = None) -> Board:
     """
     main = Table(
         COLUMNS,
-        tuple(cells(row, ahead=_is_ahead(row, part.rows)) for row in part.rows),
+        tuple(cells(row, ahead=ahead_of_ours(row, part.rows)) for row in part.rows),
         frozenset(place for place, row in enumerate(part.rows) if row.baseline),
     )
     return Board(
@@ -50,17 +50,8 @@ def board_of(part: Section, hues: dict[str, int] | None = None) -> Board:
         (main, *_quality(part), *_apart(part.probes)),
         tuple(_charts(part, hues or {})),
         part.conditions,
-        (*(f"{row.contestant}, {row.policy}: {row.status}: {row.reason}" for row in _fallen(part)), *part.remarks),
+        (*_fallen(part), *part.remarks),
     )
-
-
-def _is_ahead(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a peer is faster than all of ours in its precision, with vectors that are worth as much."""
-    if not row.peer or row.wrong or not row.ratio:
-        return False
-    ours = [each for each in rows if not each.peer and not each.baseline and each.ratio and each.tokenisation_inside]
-    equal = [each.ratio or 0.0 for each in ours if each.precision == row.precision]
-    return bool(equal) and row.ratio > max(equal)
 
 
 def cells(row: Row, *, ahead: bool = False) -> tuple[Cell, ...]:
@@ -71,7 +62,7 @@ def cells(row: Row, *, ahead: bool = False) -> tuple[Cell, ...]:
         ahead: Whether it is a peer's that is faster than ours at equal quality, which its name then says.
     """
     policy = ", ".join(part for part in (row.policy, row.batch) if part)
-    who = f"{row.contestant}{' (baseline)' if row.baseline else ' (ahead of ours)' if ahead else ''}"
+    who = title_of(row, ahead=ahead)
     tokenisation = "inside" if row.tokenisation_inside else "outside"
     if row.status != MEASURED:
         blank = [Cell("")] * 7
@@ -83,24 +74,42 @@ def cells(row: Row, *, ahead: bool = False) -> tuple[Cell, ...]:
         Cell(tokenisation),
         number(row.rate),
         Cell(f"{brief(row.slowest or 0)}-{brief(row.fastest or 0)}", row.rate),
-        _ratio(row),
+        ratio_cell(row),
         number(row.flops and row.flops / 1e9, ",.0f", missing="—"),
         Cell("—" if row.ceiling is None else f"{row.ceiling:.0f} %", row.ceiling),
-        Cell("—" if row.waste is None else f"{row.waste:.1f} %", row.waste),
-        Cell(f"{row.worst_cosine:.7f}{', wrong' if row.wrong else ''}", row.worst_cosine),
+        waste_cell(row),
+        cosine_cell(row),
         Cell(rounds, row.repeats),
         Cell(f"{row.device} {row.precision}, {row.sessions} × {row.threads} threads"),
     )
 
 
-def _ratio(row: Row) -> Cell:
+def title_of(row: Row, *, ahead: bool) -> str:
+    """Who it is, and how it stands."""
+    return f"{row.contestant}{' (baseline)' if row.baseline else ''}{' (ahead of ours)' if ahead else ''}"
+
+
+def ratio_cell(row: Row) -> Cell:
+    """How many times faster than the baseline, with the interval."""
     if row.ratio is None or row.ratio_low is None or row.ratio_high is None or row.baseline:
         return number(row.ratio, ".2f")
     return Cell(f"{row.ratio:.2f} ({row.ratio_low:.2f}-{row.ratio_high:.2f})", row.ratio)
 
 
-def _fallen(part: Section) -> list[Row]:
-    return [row for row in part.rows if row.status != MEASURED]
+def cosine_cell(row: Row) -> Cell:
+    """The worst cosine, and whether that is wrong."""
+    return Cell(f"{row.worst_cosine:.7f}{', wrong' if row.wrong else ''}", row.worst_cosine)
+
+
+def waste_cell(row: Row) -> Cell:
+    """Padding waste, a dash where it cannot be seen."""
+    return Cell("—" if row.waste is None else f"{row.waste:.1f} %", row.waste)
+
+
+def _fallen(part: Section) -> dict[str, None]:
+    """Why rows were not measured, each reason once: a peer's rows fall together."""
+    fallen = [row for row in part.rows if row.status != MEASURED]
+    return {f"{row.contestant}, {row.policy}: {row.status}: {row.reason}": None for row in fallen}
 
 
 def _charts(part: Section, hues: dict[str, int]) -> list[Chart]:
@@ -156,7 +165,7 @@ def _quality(part: Section) -> list[Table]:
             Cell(row.contestant),
             number(_fastest(measured, row.contestant)),
             number(row.spearman, ".2f"),
-            Cell(f"{row.worst_cosine:.7f}{', wrong' if row.wrong else ''}", row.worst_cosine),
+            cosine_cell(row),
             number(row.neighbours_kept, ".2%"),
             number(row.alone_cosine, ".7f"),
         )

@@ -141,7 +141,8 @@ OTHERS: dict[str, tuple[str, dict[str, _Check]]] = {
         "level",
         {
             **_all(_TEXT, "model loop corpus_source address engine precision"),
-            **_all(_ONE_OR_MORE, "texts_per_request sent"),
+            "texts_per_request": _ONE_OR_MORE,
+            "sent": _COUNT,
             **_all(_SECONDS, "level seconds"),
             **_all(_NUMBERS_OR_NONE, "latency_ms"),
             "errors": _TABLE,

@@ -77,17 +77,22 @@ def _sorting(part: Section) -> Finding | None:
 
 
 def _packing(part: Section) -> Finding | None:
-    """A packed graph over the padded one, same engine and batches: in arrival order first, where most padding is."""
+    """A packed graph over the padded one, same engine and batches: in arrival order first, where most padding is.
+
+    Of the fastest packed one that has both.
+    """
     rates = {(row.contestant, row.policy): row.rate for row in _in_process(part) if row.rate}
-    ratios = [
-        (policy, rate / padded)
+    pairs = [
+        (rate, name, policy, rate / padded)
         for (name, policy), rate in rates.items()
         if name.endswith(PACKED) and (padded := rates.get((name.removesuffix(PACKED), policy)))
     ]
-    if not ratios:
+    if not pairs:
         return None
+    _, best, _, _ = max(pairs)
+    ratios = [(policy, ratio) for _, name, policy, ratio in pairs if name == best]
     (first, ratio), *others = sorted(ratios, key=lambda pair: pair[0] != BatchPolicy.ARRIVAL.value)
-    note = ", ".join([*(f"{policy} {other:.2f}×" for policy, other in others), f"on {part.corpus}"])
+    note = ", ".join([best, *(f"{policy} {other:.2f}×" for policy, other in others), f"on {part.corpus}"])
     return Finding(f"packed over padded, {first}", f"{ratio:.2f}×", note)
 
 
@@ -122,10 +127,12 @@ def _common(rows: Sequence[Row]) -> str:
 
 
 def _through_server(part: Section) -> Finding | None:
-    local = max((row.rate for row in _in_process(part) if row.rate and "onnxruntime" in row.contestant), default=None)
-    served = [row for row in part.rows if row.rate and not row.peer and row.transport not in ("", "in process")]
-    if local is None or not served:
+    """Our server's best row over our best one in a process, of the same precision."""
+    served = [row for row in part.rows if row.rate and row.request and not row.peer]
+    best = max(served, key=lambda row: row.rate or 0.0, default=None)
+    ours = _fastest(row for row in _in_process(part) if not row.baseline)
+    if best is None or best.precision not in ours:
         return None
-    best = max(served, key=lambda row: row.rate or 0.0)
-    share = 100 * (best.rate or 0.0) / local
-    return Finding("through Triton", f"{share:.0f} %", f"of the fastest in-process row: {best.transport}")
+    local = ours[best.precision]
+    share = 100 * (best.rate or 0.0) / (local.rate or 1.0)
+    return Finding("through Triton", f"{share:.0f} %", f"of {local.contestant} in a process: {best.transport}")

@@ -6,6 +6,7 @@ A block holds what may be compared: one model, one device, one number of threads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -14,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.cases import Case, Settings, Workload, make_workload
-from bench.contestants import ROWS_PER_BATCH, Contestant, Vectors, Work, bundle_engine, torch_engine
+from bench.contestants import ROWS_PER_BATCH, Conditions, Contestant, Vectors, Work, bundle_engine, torch_engine
 from bench.contestants import sentence_transformers as baseline
-from bench.contestants.opening import GRAPHS, KINDS, PEERS, Spec, open_contestant
+from bench.contestants.opening import GRAPHS, PEERS, Spec, open_contestant
 from bench.corpus import Corpus, equal_lengths
 from bench.peers import variants
 from bench.peers.environments import ENVIRONMENTS
@@ -81,6 +82,8 @@ class RunOptions:
         probe: Measure start-up, memory and single texts of each contestant in a process of its own.
         ceilings: Measure what the machine multiplies at most.
         servers: Running servers.
+        serve: Start our own server of the bundle for the block.
+        loads: Clients and texts of a request, at which servers are measured, the peers' too.
         missing: Rows that cannot be run and why, for the table.
         settings: How often and in which order.
         threads: Compute threads in all; None = the cores that affinity and cgroup allow.
@@ -105,6 +108,8 @@ class RunOptions:
     probe: bool = False
     ceilings: bool = True
     servers: tuple[ServerTarget, ...] = ()
+    serve: bool = False
+    loads: tuple[tuple[int, int], ...] = ((16, 16),)
     missing: tuple[tuple[str, str], ...] = ()
     settings: Settings = field(default_factory=Settings)
     threads: int | None = None
@@ -144,27 +149,38 @@ def open_contestants(options: RunOptions, missing: Missing) -> list[Opened]:
     Raises:
         SentportError: When none is left, or one cannot be opened.
     """
-    unknown = sorted(set(options.contestants) - set(KINDS))
-    if unknown:
-        raise SentportError(f"contestant {', '.join(unknown)} is unknown; known: {', '.join(KINDS)}")
-    opened = []
-    for spec in specs(options):
-        try:
-            opened.append(Opened(spec, open_contestant(spec)))
-        except PrecisionError as error:
-            missing.append((f"sentport {spec.kind} {spec.precision} {spec.layout}", str(error)))
-        except SentportError as error:
-            if spec.kind not in (*PEERS, "native"):
-                raise
-            title = variants()[spec.kind].title if spec.kind in PEERS else f"sentport {spec.kind} {spec.precision}"
-            missing.append((title, str(error)))
-    opened = [each for each in opened if _answers(each, missing)]  # peers have been loading side by side meanwhile
-    if not opened or opened[0].contestant.name not in (baseline.NAME, torch_engine.NAME):
-        raise SentportError(
-            "vectors are judged by the source model's, and neither sentence-transformers nor torch is among the "
-            "contestants; add one of them"
-        )
+    with ExitStack() as closing:  # what is open is closed again where a later one cannot be had
+        opened = []
+        for spec in specs(options):
+            try:
+                opened.append(Opened(spec, open_contestant(spec)))
+            except PrecisionError as error:
+                missing.append((f"sentport {spec.kind} {spec.precision} {spec.layout}", str(error)))
+            except SentportError as error:
+                if spec.kind not in (*PEERS, "native", "openvino"):
+                    raise
+                title = variants()[spec.kind].title if spec.kind in PEERS else f"sentport {spec.kind} {spec.precision}"
+                missing.append((title, str(error)))
+            else:
+                closing.callback(opened[-1].contestant.close)
+        # Peers have been loading side by side meanwhile.
+        opened = _distinct([each for each in opened if _answers(each, missing)])
+        if not opened or opened[0].contestant.name not in (baseline.NAME, torch_engine.NAME):
+            raise SentportError(
+                "vectors are judged by the source model's, and neither sentence-transformers nor torch is among the "
+                "contestants; add one of them"
+            )
+        closing.pop_all()
     return opened
+
+
+def _distinct(opened: Sequence[Opened]) -> list[Opened]:
+    """Each once: precision ``auto`` and the one that it stands for are the same row."""
+    found: dict[tuple[str, Conditions], Opened] = {}
+    for each in opened:
+        if found.setdefault((each.contestant.name, each.contestant.conditions()), each) is not each:
+            each.contestant.close()
+    return list(found.values())
 
 
 def _answers(opened: Opened, missing: Missing) -> bool:
@@ -210,8 +226,7 @@ def _peer_specs(options: RunOptions, spec: Spec) -> Iterator[Spec]:
     if variants()[spec.kind].command is None:
         yield spec
         return
-    loads = {(server.clients, server.texts_per_request) for server in options.servers} or {(16, 16)}
-    for clients, size in sorted(loads):
+    for clients, size in dict.fromkeys(options.loads):
         yield replace(spec, clients=clients, texts_per_request=size)
 
 

@@ -211,11 +211,13 @@ def open_loop(load: Load, rate: float, clients: Sequence[Client], requests: Requ
 
     with ThreadPoolExecutor(len(clients)) as pool:
         waiting = []
-        for after in arrivals(rate, load.seconds, load.requests, load.seed):
-            time.sleep(max(0.0, start + after - time.perf_counter()))
-            waiting.append(pool.submit(send, start + after))
-        wait(waiting, timeout=load.seconds)
-        pool.shutdown(cancel_futures=True)
+        try:
+            for after in arrivals(rate, load.seconds, load.requests, load.seed):
+                time.sleep(max(0.0, start + after - time.perf_counter()))
+                waiting.append(pool.submit(send, start + after))
+            wait(waiting, timeout=load.seconds)
+        finally:
+            pool.shutdown(cancel_futures=True)  # a Ctrl-C does not wait for them either
     level.sent = len(waiting)
     if dropped := sum(future.cancelled() for future in waiting):
         level.errors["still in line when as much time again was over"] = dropped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.cli_checks import check_counts, check_folder, numbers, say_of, words
+from bench.cli_checks import MOST_CLIENTS, check_counts, check_finite, check_folder, numbers, say_of, words
 
 DESCRIPTION = (
     "Send texts to a Triton server in closed loops and in open ones, each level bounded in requests and in time, "
@@ -38,8 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("texts_per_request", "requests", "concurrency"):
         check_counts(name, getattr(arguments, name))
     rates = arguments.rates
-    if not arguments.seconds > 0 or any(not rate > 0 for rate in rates or ()):
-        raise SentportError("--seconds and --rates have to be more than 0")
+    if max(arguments.concurrency) > MOST_CLIENTS:
+        raise SentportError(f"--concurrency is {max(arguments.concurrency)}; expected {MOST_CLIENTS} at most")
+    check_finite("seconds", arguments.seconds)
+    check_finite("rates", rates)
+    if arguments.loop == "closed" and rates is not None:
+        raise SentportError("--rates are those of the open loop, and --loop asks for the closed one alone")
     if arguments.loop == "open" and rates is None:
         raise SentportError("an open loop alone has no closed one to take its rates from; add --rates")
     check_folder(arguments.out)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +15,10 @@ from bench.grid import Opened, RunOptions, make_cases, make_workloads, open_cont
 from bench.grid_file import Block
 from bench.models import provide_model
 from bench.probe import can_probe, probe
-from bench.records import BENCHMARK, Record, Writer, read_records, run_conditions
+from bench.records import BENCHMARK, Record, Writer, read_file, run_conditions
 from bench.roofline import measure_ceilings
 from bench.run import Say, Session
+from bench.server import served
 from sentport.errors import SentportError
 
 Identity = tuple[tuple[str, object], ...]
@@ -39,28 +43,49 @@ def measure(blocks: Sequence[RunOptions], out: Path, say: Say, *, progress: bool
         The raw file, new for this run; None where everything had been measured.
 
     Raises:
-        SentportError: When a contestant cannot be opened, or ran on another device than the one asked for.
+        SentportError: When a contestant cannot be opened, ran on another device than the one asked for, or another run
+            is at work there.
     """
     if not blocks:
         return None
-    finished = finished_cases(earlier_records(out), blocks[0].grid)
     shared = run_conditions() | ({"grid": blocks[0].grid} if blocks[0].grid else {})
-    with Writer(out, shared) as writer:
-        for options in blocks:
-            _measure_block(options, writer, shared, finished, say, progress)
-    if not writer.path.stat().st_size:
-        writer.path.unlink()
-        return None
-    return writer.path
+    with alone_in(out):
+        finished = finished_cases(earlier_records(out), blocks[0].grid)
+        with Writer(out, shared) as writer:
+            for block in blocks:
+                with served(block, out / "server.log", say) as options:
+                    _measure_block(options, writer, shared, finished, say, progress)
+    return writer.path if writer.path.exists() else None
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """The only run at work in a folder: another would measure the same rows, and disturb this one's times.
+
+    Raises:
+        SentportError: When there is another.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SentportError(f"another run is at work in {folder}; wait for it, or name another folder") from None
+        yield
+    finally:
+        os.close(place)
 
 
 def _measure_block(
     options: RunOptions, writer: Writer, shared: Record, finished: set[Identity], say: Say, progress: bool
 ) -> None:
     missing = list(options.missing)
-    opened = open_contestants(options, missing)
-    contestants = [each.contestant for each in opened]
-    try:
+    with ExitStack() as closing:
+        opened = open_contestants(options, missing)
+        contestants = [each.contestant for each in opened]
+        for contestant in contestants:
+            closing.callback(contestant.close)
         workloads = make_workloads(options, contestants[0], say)
         every = make_cases(options, contestants, workloads)
         cases = wanted_cases(every, finished)
@@ -76,11 +101,8 @@ def _measure_block(
         if options.probe:
             names = {case.contestant.name for case in cases}
             _probe(writer, options, [each for each in opened if each.contestant.name in names], workloads[0], say)
-        if options.signature:
+        if options.signature and not session.broken:  # what broke is tried again by the next run
             writer.write(BLOCK, {"signature": options.signature})
-    finally:
-        for contestant in contestants:
-            contestant.close()
 
 
 def unfinished(blocks: Sequence[Block], out: Path, say: Say) -> list[RunOptions]:
@@ -123,8 +145,8 @@ def finished_blocks(records: Iterable[Record]) -> set[str]:
 
 def earlier_records(out: Path) -> list[Record]:
     """What a folder of raw files holds of this benchmark."""
-    files = sorted(out.glob("*.jsonl"))
-    return [record for record in read_records(files) if record["benchmark"] == BENCHMARK] if files else []
+    records = (record for file in sorted(out.glob("*.jsonl")) for record in read_file(file))
+    return [record for record in records if record["benchmark"] == BENCHMARK]
 
 
 def _key(values: Record) -> Identity:

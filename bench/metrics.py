@@ -94,7 +94,8 @@ def _run_of(record: Record) -> str:
 def _section(records: list[Record], beside: list[Record], corpora: set[str]) -> Section:
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault(tuple(record.get(name) for name in _IDENTITY), []).append(record)
+        if not _is_out_of_date(record, records):
+            groups.setdefault(tuple(record.get(name) for name in _IDENTITY), []).append(record)
     full = max(records, key=len)
     title = f"{full['corpus']}, {full.get('model', 'model unknown')}, {full.get('device_name', full['cpu'])}"
     base = [record for record in records if record["baseline"] and record["kind"] == OBSERVATION]
@@ -113,6 +114,16 @@ def _section(records: list[Record], beside: list[Record], corpora: set[str]) -> 
         tuple(probes.values()),
         full.get("model", ""),
         full["tokens"] / full["texts"] if "tokens" in full else None,
+    )
+
+
+def _is_out_of_date(record: Record, records: Sequence[Record]) -> bool:
+    """Whether it says that a contestant could not be opened, which a later run did."""
+    name = record["contestant"]
+    return "model" not in record and any(
+        later["kind"] == OBSERVATION and later["date"] > record["date"]
+        for later in records
+        if later["contestant"] == name or later["contestant"].startswith(f"{name}, ")
     )
 
 

@@ -58,12 +58,18 @@ class PairSearch:
 
 
 def measure(options: PairSearch, out: Path, say: Say) -> Path:
-    """Time every step and write raw records."""
+    """Time every step and write raw records.
+
+    Raises:
+        SentportError: When there are too few sentences, or the device is not there.
+    """
+    texts = options.corpus.texts
+    if len(texts) < 2:
+        raise SentportError(f"corpus {options.corpus.name} has 1 text, of which no pair can be made; give two or more")
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SentportError("device cuda was asked for, but torch finds no CUDA; `sentport doctor` tells what lacks")
-    texts = options.corpus.texts
     shared = run_conditions()
     shared |= {"threads": options.threads, "corpus_source": options.corpus.source}
     bert = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.cli_checks import check_counts, check_folder, numbers, say_of
+from bench.cli_checks import check_counts, check_finite, check_folder, numbers, say_of
 from sentport.cli.steps import Steps, add_step
 
 _TABLE7_EXAMPLE = "sentport bench table7 --out bench-out"
@@ -84,7 +84,9 @@ def _table7(arguments: argparse.Namespace) -> int:
 
 
 def _pairs(arguments: argparse.Namespace) -> int:
-    threads = _checked(arguments, "texts", "pairs", "encoded")
+    threads = _checked(arguments, "pairs")
+    for name in ("texts", "encoded"):
+        check_counts(name, getattr(arguments, name), least=2)
     from bench.pair_search import PairSearch, measure
     from bench.recipes import corpus_of
 
@@ -99,6 +101,7 @@ def _pairs(arguments: argparse.Namespace) -> int:
 
 def _growth(arguments: argparse.Namespace) -> int:
     threads = _checked(arguments, "sizes")
+    check_finite("seconds", arguments.seconds)
     from bench.growth import SIZES, Growth, measure
 
     sizes = tuple(arguments.sizes or SIZES)

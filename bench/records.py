@@ -36,8 +36,14 @@ _PACKAGES = (
 )
 
 
+class NotWritten(SentportError):
+    """A raw file takes no more; what stands in it is whole."""
+
+
 class Writer:
     """Writes a run's records as they are made; what a killed run had measured is on the disk.
+
+    A file that got no record is removed at the end.
 
     Args:
         folder: Where raw files lie; made where it is missing.
@@ -50,14 +56,28 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{shared['run']}.jsonl"
         try:
-            self._file = self.path.open("x", encoding="utf-8")  # never over an earlier run
+            self._file = self.path.open("xb", buffering=0)  # never over an earlier run
         except FileExistsError:
             raise SentportError(f"{self.path} exists; raw records are never replaced, so name another folder") from None
 
     def write(self, kind: str, record: Record) -> None:
-        """Append one record of a kind that ``bench/fields.py`` knows."""
-        self._file.write(json.dumps({"kind": kind, **record, **self._shared}, allow_nan=False) + "\n")
-        self._file.flush()
+        """Append one record of a kind that ``bench/fields.py`` knows.
+
+        Raises:
+            NotWritten: When the disk is full, or gone.
+        """
+        line = (json.dumps({"kind": kind, **record, **self._shared}, allow_nan=False) + "\n").encode()
+        whole = self._file.tell()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self._file.truncate(whole)  # a line's beginning would make the file unreadable
+            self._file.seek(whole)
+            raise NotWritten(
+                f"{self.path} takes no more ({error.strerror}); what was measured stands in it; make room, and give "
+                "the command again"
+            ) from None
 
     def __enter__(self) -> Writer:
         return self
@@ -66,6 +86,8 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if not self.path.stat().st_size:
+            self.path.unlink()
 
 
 def run_conditions() -> Record:
@@ -100,16 +122,30 @@ def read_records(paths: Sequence[Path]) -> list[Record]:
     A killed run may leave half a line at the end. It is dropped, and every record of that file says so: ``cut``.
 
     Raises:
-        SentportError: When a file cannot be read, a line of it is no record that this version knows, or it has no row.
+        SentportError: When a file cannot be read, a line of it is no record that this version knows, it has no row, or
+            it is a copy of another.
     """
-    records = [record for path in dict.fromkeys(paths) for record in _read(path)]
+    records: list[Record] = []
+    held: dict[tuple[str, str], Path] = {}
+    for path in {path.resolve(): path for path in paths}.values():
+        found = read_file(path)
+        for run in {(record["benchmark"], record["run"]) for record in found if "run" in record}:
+            if run in held:  # its calls would count twice
+                raise SentportError(f"{held[run]} and {path} both hold run {run[1]}; name one of them")
+            held[run] = path
+        records += found
     if not records:
         names = ", ".join(str(path) for path in paths) or "no file"
         raise SentportError(f"{names}: no record in there; make some with `sentport bench run`")
     return records
 
 
-def _read(path: Path) -> list[Record]:
+def read_file(path: Path) -> list[Record]:
+    """The records of one raw file, none of an empty one.
+
+    Raises:
+        SentportError: When it cannot be read, or a line of it is no record that this version knows.
+    """
     try:
         *lines, last = path.read_text(encoding="utf-8").split("\n")  # what follows the last line's end: nothing
     except (OSError, UnicodeDecodeError) as error:

@@ -53,8 +53,11 @@ def write_report(boards: Sequence[Board], found: Sequence[Finding], out: Path, t
         out: Folder, made where it is missing.
         title: The report's heading.
     """
-    (out / "csv").mkdir(parents=True, exist_ok=True)
     markdown, page = out / "report.md", out / "report.html"
+    if page.exists():  # an older report, whose tables would stand among the new ones
+        for old in (out / "csv").glob("[0-9][0-9]-*.csv"):
+            old.unlink()
+    (out / "csv").mkdir(parents=True, exist_ok=True)
     markdown.write_text(render_markdown(boards, found, title), encoding="utf-8")
     page.write_text(render_page(title, boards, found, HOW_TO_READ), encoding="utf-8")
     tables = [(board.title, table) for board in boards for table in board.tables]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.cli_checks import check_folder
+from bench.cli_checks import check_finite, check_folder
 from sentport.cli.steps import Steps, add_step
+from sentport.errors import SentportError
 
 _EXAMPLE = "sentport bench compare bench/records/readme bench-out"
 _REPORT_EXAMPLE = "sentport bench report --raw bench-out/*.jsonl --out bench-out"
@@ -19,9 +20,9 @@ def add(steps: Steps[argparse.ArgumentParser]) -> None:
     """Declare both steps."""
     parser = add_step(steps, "report", "raw records to tables and a page", _REPORT_EXAMPLE, _report)
     add = parser.add_argument
-    add("--raw", metavar="FILE", type=Path, nargs="+", required=True, help="raw files of `sentport bench`")
+    add("--raw", metavar="FILE", type=Path, nargs="+", required=True, help="raw files of `sentport bench`, or folders")
     add("--merge", metavar="FILE", type=Path, nargs="+", default=[], help="records of bench.gpu_check, beside them")
-    add("--out", metavar="DIR", type=Path, required=True, help="folder for report.html, report.md and report.csv")
+    add("--out", metavar="DIR", type=Path, required=True, help="folder for report.html, report.md and csv/")
     add("--json", action="store_true", help="print the rows as JSON")
 
     parser = add_step(steps, "compare", "two runs of one grid: exit code 1 where a row got slower", _EXAMPLE, _compare)
@@ -35,7 +36,8 @@ def add(steps: Steps[argparse.ArgumentParser]) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     """Report; with ``--json`` the rows go to stdout, else the tables."""
     check_folder(arguments.out)
-    print_report([*arguments.raw, *arguments.merge], arguments.out, as_json=arguments.json)
+    raw = [file for path in (*arguments.raw, *arguments.merge) for file in _files(path)]
+    print_report(raw, arguments.out, as_json=arguments.json)
     return 0
 
 
@@ -46,6 +48,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from bench.records import read_records
     from bench.report import render_board
 
+    check_finite("least", arguments.least)
     before, after = (sections(read_records(_files(path))) for path in (arguments.before, arguments.after))
     changes = compare(before, after, arguments.least)
     print(render_board(board(changes, arguments.least)))
@@ -55,8 +58,15 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """Raw files of a folder, or the one that is named."""
-    return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    """Raw files of a folder, or the one that is named.
+
+    Raises:
+        SentportError: When the folder has none.
+    """
+    found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not found:
+        raise SentportError(f"{path} holds no raw file; expected .jsonl files of `sentport bench`")
+    return found
 
 
 def print_report(raw: Sequence[Path], out: Path, *, as_json: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MEASURED = "measured"
@@ -75,6 +77,29 @@ class Row:
     repeats: int = 0
     repeats_planned: int = 0
     baseline: bool = False
+
+    @property
+    def request(self) -> int:
+        """Texts of a request to a server; 0 where there is none."""
+        found = re.search(r"(\d+) texts? a request", self.transport)
+        return int(found[1]) if found else 0
+
+
+def ahead_of_ours(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether somebody else's row is faster than all of ours of its precision, by vectors that are worth as much.
+
+    Servers are set beside servers that are asked alike, encoders in a process beside those.
+    """
+    wrong = any(each.wrong for each in rows if each.contestant == row.contestant)
+    if wrong or not row.ratio or not (row.peer or row.baseline):
+        return False
+    ours = [
+        each.ratio
+        for each in rows
+        if not (each.peer or each.baseline) and each.ratio and each.tokenisation_inside
+        if (each.precision, each.request) == (row.precision, row.request)
+    ]
+    return bool(ours) and row.ratio > max(ours)
 
 
 @dataclass(frozen=True, slots=True)

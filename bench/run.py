@@ -15,7 +15,7 @@ from bench.contestants import Vectors, Work
 from bench.intervals import Call, speedups, spread_of
 from bench.judge import COSINE_GATE, Rejected, compare, examine, examine_at_size, refuse_work_in_prepare, timed
 from bench.quality import Questions, ask
-from bench.records import Record, Writer, contestant_conditions
+from bench.records import NotWritten, Record, Writer, contestant_conditions
 from sentport.errors import EngineError
 from sentport.progress import Progress
 
@@ -34,6 +34,7 @@ class Session:
         say: Takes lines about rows that fall out.
         progress: Show a bar on stderr when that is a terminal.
         questions: What is asked about quality once of every contestant, or None.
+        broken: Whether a contestant failed at work that it had taken on.
     """
 
     writer: Writer
@@ -42,6 +43,7 @@ class Session:
     say: Say
     progress: bool = True
     questions: Questions | None = None
+    broken: bool = False
     _passed: dict[tuple[str, Work], float] = field(default_factory=dict)
     _planned: Counter[str] = field(default_factory=Counter)
     _times: dict[int, list[tuple[float, Call]]] = field(default_factory=dict)  # by place: prepare_s, and the call
@@ -109,10 +111,11 @@ class Session:
             self.writer.write("rejected", {**record, "reason": str(problem)})
             self.say(f"rejected: {record['contestant']}, {record['policy']}: {problem}")
             return False
-        except EngineError:
+        except (EngineError, NotWritten):
             raise
         except Exception as problem:  # a contestant that breaks must not take the others' figures with it
             reason = f"failed: {type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+            self.broken = True
             self.not_run(record, reason)
             self.say(f"not run: {record['contestant']}, {record['policy']}: {reason}")
             return False

@@ -60,7 +60,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--probe", help="start-up, memory and single texts too, in processes of their own", action="store_true")
     add("--triton", help="http://host:port, or host:port for gRPC; repeats", metavar="URL", action="append")
     add("--triton-model", help="the model's name on that server", metavar="NAME")
-    add("--clients", help="that send to it at the same time (16)", metavar="N", type=int)
+    add("--serve", help="start our own Triton server, for its rows", action=argparse.BooleanOptionalAction)
+    add("--clients", help="that send to a server at the same time (16); one number, or one a row", type=numbers)
     add("--texts-per-request", help="a row each (16)", type=numbers)
     add("--warmup", help="calls that do not count (1)", metavar="N", type=int)
     add("--repeats", help="timed rounds, at least (5)", metavar="N", type=int)
@@ -68,6 +69,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--tight", help="a row is known once its ratio is within this share on either side (0.03)", type=float)
     add("--seed", help="of the order and the draw (5)", metavar="N", type=int)
     add("--environments", help="folder of the peers' environments (build/envs)", metavar="DIR")
+    parser.add_argument("--write", metavar="FILE", type=Path, help="put GRID's table between its marks in that file")
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -85,6 +87,12 @@ def _measure(arguments: argparse.Namespace) -> int:
         raise SentportError("no folder for raw files is named; give --out DIR")
     out = Path(values["records"])
     check_folder(out)
+    if arguments.write:
+        from bench.summary import between_marks
+
+        if not arguments.grid:
+            raise SentportError("--write puts a grid's table into a file, and no grid is given; name a TOML file")
+        between_marks(arguments.write, values["name"])  # else the run would be for nothing
     # Rows are compared at equal threads, and the tokenizers of the baseline have a pool of their own.
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(values["threads"] or [available_cores()])))
     from bench.measure import measure, unfinished
@@ -92,19 +100,22 @@ def _measure(arguments: argparse.Namespace) -> int:
     say = say_of(arguments)
     raw = measure(unfinished(list(expand(values)), out, say), out, say, progress=not arguments.quiet)
     if arguments.grid:
-        _print_tables(out)
+        _show(out, values["name"], arguments.write)
     else:
         print(raw or f"everything had been measured; its records lie in {out}")
     return 0
 
 
-def _print_tables(out: Path) -> None:
-    from bench.all_boards import all_boards
+def _show(out: Path, name: str, file: Path | None) -> None:
+    """Print the short table of a grid's records, and put it where it is wanted."""
+    from bench.metrics import sections
     from bench.records import read_records
-    from bench.report import render_board
+    from bench.summary import summary, write_between_marks
 
-    for board in all_boards(read_records(sorted(out.glob("*.jsonl")))):
-        print(f"{board.title}\n{render_board(board)}\n")
+    table = summary(sections(read_records(sorted(out.glob("*.jsonl")))))
+    print(f"{table}\n\nall of it: sentport bench report --raw {out} --out {out.name}-report")
+    if file:
+        write_between_marks(file, name, table)
 
 
 def _peer(arguments: argparse.Namespace) -> int:

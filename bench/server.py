@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import selectors
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from bench.children import tie_to_parent
+from bench.grid import RunOptions, ServerTarget
 from sentport.errors import SentportError
 
 # The first start builds the server's environment, most of which is a download.
@@ -23,7 +23,6 @@ READY_SECONDS = 900.0
 STOP_SECONDS = 60.0
 
 _LAST_LINE = "metrics"
-_PR_SET_PDEATHSIG = 1
 
 
 class NoServer(SentportError):
@@ -38,11 +37,41 @@ class Addresses:
         model: The model's name.
         http: ``http://host:port``.
         grpc: ``host:port``.
+        metrics: ``http://host:port``.
     """
 
     model: str
     http: str
     grpc: str
+    metrics: str
+
+
+@contextmanager
+def served(
+    options: RunOptions, log: Path, say: Callable[[str], None], server_env: Path | None = None
+) -> Iterator[RunOptions]:
+    """A block with the server that it asks for, while that runs; where none can be had, with the reason.
+
+    Args:
+        options: The block.
+        log: File that gets what the server says.
+        say: Takes its addresses, or why there is none.
+        server_env: The server's Python environment; None = the user's cache folder.
+    """
+    if not options.serve or options.bundle is None or "triton" not in options.contestants:
+        yield options
+        return
+    with ServerProcess(serve_command(options.bundle, options.total_threads, server_env), log) as server:
+        try:
+            addresses = server.start()
+        except NoServer as problem:
+            say(f"no server: {problem}")
+            found = replace(options, serve=False, missing=(*options.missing, ("Triton", str(problem))))
+        else:
+            say(f"{addresses.model} at {addresses.http}, grpc {addresses.grpc}, metrics {addresses.metrics}")
+            targets = tuple(ServerTarget(addresses.grpc, addresses.model, *load) for load in options.loads)
+            found = replace(options, serve=False, servers=(*options.servers, *targets))
+        yield found
 
 
 class ServerProcess:
@@ -77,11 +106,11 @@ class ServerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_tie_to_parent() if sys.platform == "linux" else None,
+                preexec_fn=tie_to_parent(),
             )
         lines = self._read_until_ready()
         try:
-            return Addresses(*(_field(lines, name) for name in ("model", "http", "grpc")))
+            return Addresses(*(_field(lines, name) for name in ("model", "http", "grpc", "metrics")))
         except NoServer:
             self.stop()
             raise
@@ -128,21 +157,9 @@ class ServerProcess:
         return lines
 
 
-def _tie_to_parent() -> Callable[[], None]:
-    """What a child does before its command: it is told to stop when its parent ends, even by a kill."""
-    library, parent = ctypes.CDLL(None), os.getpid()  # nothing is loaded between fork and exec
-
-    def tie() -> None:
-        library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the line above took effect
-            os._exit(1)
-
-    return tie
-
-
-def serve_command(bundle: Path, server_env: Path | None = None) -> list[str]:
+def serve_command(bundle: Path, threads: int, server_env: Path | None = None) -> list[str]:
     """``sentport serve`` on free ports, from this very Python."""
-    command = [sys.executable, "-m", "sentport", "serve", str(bundle)]
+    command = [sys.executable, "-m", "sentport", "serve", str(bundle), "--threads", str(threads)]
     command += [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
     return [*command, "--server-env", str(server_env)] if server_env else command
 

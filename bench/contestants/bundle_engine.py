@@ -34,7 +34,8 @@ def open_contestant(
     """
     bundle = read_bundle(path)
     asked, _, flavour = precision.partition("-")
-    graph = runnable(bundle, engine).select(layout, asked, device, (flavour,) if flavour else FLAVOURS[engine])
+    flavours = (flavour,) if flavour else FLAVOURS[engine]
+    graph = runnable(bundle, engine).select(layout, bundle.precision_of(asked), device, flavours)
     tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens, threads)
     shown = f" {flavour}" if flavour and flavour != engine else ""
     form = f" {graph.precision}{shown}" if shown or graph.precision != "fp32" else ""

@@ -135,21 +135,13 @@ class HttpPeer:
     def _ask(self, client: int, texts: Sequence[str]) -> Vectors:
         connection = self._connections[client]
         body = json.dumps({"input": list(texts), "model": self._source})
-        try:
-            response = self._post(connection, body)
-        except ConnectionError:  # the server has closed it meanwhile, as it does after some seconds without a request
-            connection.close()
-            response = self._post(connection, body)
-        with response:
+        connection.request("POST", self._url.path, body, {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
             answer = response.read()
         if response.status != http.client.OK:
             raise SentportError(f"{self.name} answered {response.status}: {answer[:200].decode(errors='replace')}")
         rows = sorted(json.loads(answer)["data"], key=lambda row: int(row["index"]))
         return np.array([row["embedding"] for row in rows], np.float32)
-
-    def _post(self, connection: http.client.HTTPConnection, body: str) -> http.client.HTTPResponse:
-        connection.request("POST", self._url.path, body, {"Content-Type": "application/json"})
-        return connection.getresponse()
 
     def _wait_ready(self) -> None:
         until = time.monotonic() + _READY_SECONDS

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench import peers
+from bench.children import last_words
 from bench.contestants import Conditions, Vectors, Work
 from bench.peers import Variant
 from bench.peers.environments import ENVIRONMENTS, peer_python
@@ -95,6 +96,8 @@ class PeerContestant:
         rows, dim = answer["shape"]
         assert self._process.stdout is not None
         content = self._process.stdout.read(4 * rows * dim)
+        if len(content) < 4 * rows * dim:
+            raise self._ended()
         return np.frombuffer(content, "<f4").reshape(rows, dim)
 
     def computed_tokens(self) -> int | None:
@@ -104,7 +107,8 @@ class PeerContestant:
     def close(self) -> None:
         """End the process; a second call does nothing."""
         if self._process.stdin and not self._process.stdin.closed:
-            self._process.stdin.close()  # at which it removes what it exported, and ends
+            with suppress(BrokenPipeError):  # it has ended by itself
+                self._process.stdin.close()  # at which it removes what it exported, and ends
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -118,22 +122,21 @@ class PeerContestant:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # the reason is asked for below
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the reason is asked for below
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._log.seek(0)
-            said = self._log.read().decode(errors="replace").strip().splitlines() or ["without a word"]
-            raise SentportError(f"{self.name} ended: {said[-1]}")
+            raise self._ended()
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _ended(self) -> SentportError:
+        return SentportError(f"{self.name} ended: {last_words(self._log)}")
 
 
 def open_contestant(kind: str, checkpoint: Path, threads: int, environments: Path = ENVIRONMENTS) -> PeerContestant:

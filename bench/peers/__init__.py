@@ -97,4 +97,4 @@ def environment_of(peer: str) -> str:
         return variants()[peer].environment
     if peer in variants():
         raise SentportError(f"peer {peer} runs in this Python and needs no environment")
-    raise SentportError(f"peer {peer!r} is unknown; known: {', '.join((*requirements(), *variants()))}")
+    raise SentportError(f"peer {peer!r} is unknown; known: {', '.join(dict.fromkeys((*requirements(), *variants())))}")

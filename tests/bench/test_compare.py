@@ -54,6 +54,11 @@ def test_a_lost_row_is_a_regression_and_other_grids_are_refused(cli: Cli, tmp_pa
     before = run_of(tmp_path / "folder", "before")
     code, out, _ = cli("bench", "compare", str(before.parent), str(run_of(tmp_path, "lost", drop=True)))
     assert (code, verdicts(out)["changed"]) == (1, "lost")
+    web = before.read_text().replace('"corpus": "STS-B"', '"corpus": "web"')
+    two = tmp_path / "two.jsonl"
+    two.write_text(before.read_text() + web)
+    code, out, _ = cli("bench", "compare", str(two), str(before))
+    assert (code, "4 rows compared, 2 slower or lost" in out) == (1, True)  # a whole corpus is lost as well
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps(observation("base", "own", 1.0, 0)) + "\n")
     code, _, said = cli("bench", "compare", str(before), str(other))

@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +21,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from bench import cli, demo, models
+from bench import cli, demo, grid, models, server
 from bench.cases import make_workload
 from bench.contestants import OWN, Conditions, Vectors, Work, batch_size, triton
 from bench.contestants.engine import EngineContestant, Parts
-from bench.contestants.opening import open_contestant
+from bench.contestants.opening import Spec, open_contestant
 from bench.corpus import Corpus
-from bench.grid import RunOptions, ServerTarget, make_cases, specs
-from bench.server import NoServer, ServerProcess, serve_command
+from bench.grid import RunOptions, ServerTarget, make_cases, open_contestants, specs
+from bench.server import NoServer, ServerProcess, serve_command, served
 from sentport.batch import TokenBatch
 from sentport.bundle import ModelSpec
 from sentport.errors import SentportError
@@ -171,15 +173,20 @@ except KeyboardInterrupt:
 """
 
 
+def pid_in(notes: Path) -> int:
+    """The process that wrote them, once it has."""
+    until = time.monotonic() + 10
+    while not (notes.exists() and notes.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return int(notes.read_text())
+
+
 def test_a_server_is_started_and_stopped(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     with ServerProcess([sys.executable, "-c", SERVES, str(notes)], tmp_path / "log") as server:
         addresses = server.start()
         assert (addresses.model, addresses.http, addresses.grpc) == ("minilm", "http://127.0.0.1:1", "127.0.0.1:2")
-        until = time.monotonic() + 10
-        while not (notes.exists() and notes.read_text()) and time.monotonic() < until:
-            time.sleep(0.01)
-        process = int(notes.read_text())
+        process = pid_in(notes)
         os.kill(process, 0)  # it is there
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
@@ -197,10 +204,9 @@ def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"up\n"
-        until = time.monotonic() + 10
-        while not (notes.exists() and notes.read_text()) and time.monotonic() < until:
-            time.sleep(0.01)
+        pid_in(notes)
         parent.kill()
+    until = time.monotonic() + 10
     while not notes.read_text().endswith("stopped") and time.monotonic() < until:
         time.sleep(0.01)
     assert notes.read_text().endswith("stopped")
@@ -226,9 +232,71 @@ def test_without_a_server_the_reason_is_one_line(tmp_path: Path, script: str, re
     server.stop()  # once more does nothing
 
 
+ASKED = RunOptions(Path("m"), Path("b"), (Corpus("c", "s", TEXTS),), serve=True, loads=((16, 16), (64, 1)))
+
+
+def test_a_block_has_the_server_that_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, said = tmp_path / "notes", list[str]()
+    monkeypatch.setattr(server, "serve_command", lambda *_: [sys.executable, "-c", SERVES, str(notes)])
+    with served(ASKED, tmp_path / "log", said.append) as options:
+        assert options.servers == (
+            ServerTarget("127.0.0.1:2", "minilm", 16, 16),
+            ServerTarget("127.0.0.1:2", "minilm", 64, 1),
+        )
+        pid_in(notes)
+        with served(options, tmp_path / "none", said.append) as again:
+            assert again is options  # it has its server
+    assert notes.read_text().endswith("stopped")
+    assert said == ["minilm at http://127.0.0.1:1, grpc 127.0.0.1:2, metrics http://127.0.0.1:3"]
+
+
+def test_a_block_without_its_server_tells_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "import sys; sys.exit('sentport: no libpython here')"
+    monkeypatch.setattr(server, "serve_command", lambda *_: [sys.executable, "-c", why])
+    said: list[str] = []
+    with served(replace(ASKED, missing=(("other", "gone"),)), tmp_path / "log", said.append) as options:
+        assert (options.servers, options.missing) == ((), (("other", "gone"), ("Triton", "no libpython here")))
+    assert said == ["no server: no libpython here"]
+
+
+@pytest.mark.parametrize("change", [{"serve": False}, {"bundle": None}, {"contestants": ("torch",)}])
+def test_no_server_is_started_for_a_block_that_has_no_row_of_it(tmp_path: Path, change: dict[str, Any]) -> None:
+    asked = replace(ASKED, **change)
+    with served(asked, tmp_path / "log", [].append) as options:
+        assert options is asked
+    assert not (tmp_path / "log").exists()
+
+
+def test_servers_of_peers_are_asked_as_ours_is_even_where_ours_is_missing() -> None:
+    asked = replace(ASKED, bundle=None, contestants=("infinity-server", "triton"))
+    assert [(spec.clients, spec.texts_per_request) for spec in specs(asked)] == [(16, 16), (64, 1)]
+
+
+def test_what_is_open_is_closed_where_a_later_contestant_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Opens:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def opens(spec: Spec) -> Opens:
+        if spec.kind == "triton":
+            raise SentportError("nobody answers")
+        return Opens(spec.kind)
+
+    monkeypatch.setattr(grid, "open_contestant", opens)
+    asked = RunOptions(Path("m"), None, ASKED.corpora, ("torch", "infinity-server", "triton"))
+    with pytest.raises(SentportError, match="nobody answers"):
+        open_contestants(replace(asked, servers=(ServerTarget("a:1", "m"),)), [])
+    assert closed == ["infinity-server", "torch"]
+
+
 def test_the_server_is_our_own_command() -> None:
-    command = serve_command(Path("b"), Path("env"))
-    assert command[:5] == [sys.executable, "-m", "sentport", "serve", "b"]
+    command = serve_command(Path("b"), 3, Path("env"))
+    assert command[:7] == [sys.executable, "-m", "sentport", "serve", "b", "--threads", "3"]
     assert command[-2:] == ["--server-env", "env"]
     assert command.count("0") == 3
 
@@ -278,7 +346,7 @@ def test_the_command_line_is_light_and_refuses_what_it_does_not_know() -> None:
         "cli.run(a)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "batch policy 'sorted' is unknown; known: one-by-one, arrival, smart, token-budget" in done.stderr
+    assert "policies 'sorted' is unknown; known: one-by-one, arrival, smart, token-budget" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -290,7 +358,11 @@ def test_the_command_line_is_light_and_refuses_what_it_does_not_know() -> None:
         ("--texts-per-request 4,0", "--texts-per-request is 0"),
         ("--most 0", "--most is 0"),
         ("--tight 0", "tight is 0.0; expected more than 0"),
-        ("--triton a:1", "names a server but not its model"),
+        ("--triton a:1", "a server and its model's name go together"),
+        ("--serve", "a server is asked for, but no bundle to serve"),
+        ("--clients 1,2,3", "3 values of --clients for 1 of --texts-per-request"),
+        ("--clients 2000", "--clients is 2000; expected 1 or more, 1024 at most"),
+        ("--write no.md", "no grid is given"),
         ("--repeats 0", "--repeats is 0"),
         ("--warmup -1", "--warmup is -1"),
         ("--threads 0", "--threads is 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,18 @@ import pytest
 from conftest import ROOT, Cli
 
 from bench import load, load_board
+from bench.charts import render_chart
+from bench.contestants import Work
+from bench.contestants.opening import open_contestant
 from bench.corpus import Corpus
+from bench.grid import RunOptions, specs
 from bench.load import Level, Load, arrivals, closed_loop, open_loop
 from bench.load_board import percentile
-from bench.records import read_records
+from bench.records import Writer, read_records, run_conditions
+from bench.server import served
 from bench.server_metrics import parse_counters, read_counters, what_happened
 from sentport.errors import SentportError
+from sentport.scheduler import BatchPolicy
 
 CORPUS = Corpus("c", "made", tuple(f"text {number}" for number in range(100)))
 
@@ -106,8 +113,13 @@ def test_an_open_loop_shows_a_server_that_falls_behind() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--seconds 0", "have to be more than 0"),
-        ("--rates 5,0", "have to be more than 0"),
+        ("--seconds 0", "--seconds is 0.0; expected a finite number above 0"),
+        ("--seconds inf", "--seconds is inf; expected a finite number above 0"),
+        ("--rates 5,0", "--rates is 0.0; expected a finite number above 0"),
+        ("--rates nan", "--rates is nan; expected a finite number above 0"),
+        ("--rates 5 --loop closed", "--loop asks for the closed one alone"),
+        ("--concurrency ,", "--concurrency is 0; expected 1 or more"),
+        ("--concurrency 5000", "--concurrency is 5000; expected 1024 at most"),
         ("--loop open", "add --rates"),
         ("--concurrency 0,1", "--concurrency is 0; expected 1 or more"),
         ("--corpus none", "corpus none cannot be read"),
@@ -121,25 +133,46 @@ def test_what_cannot_be_sent_is_one_line(cli: Cli, options: str, reason: str) ->
     assert reason in said
 
 
-def test_the_real_server_under_load(cli: Cli, tmp_path: Path, tiny_bundle: Path) -> None:
-    from triton_repo.environment import find_interpreter, prepare_environment
-    from triton_repo.repository import write_repository
-    from triton_repo.server import TritonServer
+def test_a_level_in_which_nothing_fell_due_is_a_row_too(tmp_path: Path) -> None:
+    about = {"model": "m", "address": "a:1", "engine": "e", "precision": "fp32", "corpus_source": "s"}
+    none = {"loop": "open", "level": 0.01, "sent": 0, "latency_ms": [], "errors": {}, "server": {}, "seconds": 1.0}
+    with Writer(tmp_path, run_conditions(), "load") as writer:
+        writer.write("level", {**about, "texts_per_request": 1, **none})
+    board = load_board.board(read_records([writer.path]))
+    assert board is not None
+    assert [cell.text for cell in board.tables[0].rows[0]][2:9] == ["0", "0", "—", "—", "—", "0", "0"]
+    assert render_chart(board.charts[0]) == ""
+
+
+def test_the_real_server_under_load(cli: Cli, tmp_path: Path, tiny_checkpoint: Path, tiny_bundle: Path) -> None:
+    """The server that a block of a grid asks for: its row gives the right vectors, and a load test its levels."""
+    from triton_repo.environment import find_interpreter
 
     try:
         find_interpreter()
     except SentportError as error:
         pytest.skip(f"no Triton server here: {error}")
-    models = write_repository(tiny_bundle, tmp_path / "models", name="tiny", threads=1)
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"the cat {number} sat on the mat\n" for number in range(400)))
-    with TritonServer(models, prepare_environment(ROOT / "build" / "envs" / "server")) as server:
-        server.wait_ready()
-        code, out, said = cli(
-            *("load-test", server.grpc_url, "--model", "tiny", "--corpus", str(texts), "--out", str(tmp_path / "out")),
-            *("--metrics", server.metrics_url, "--concurrency", "1,4", "--rates", "40", "--seconds", "1"),
+    kinds = ("onnxruntime", "triton")
+    asked = RunOptions(tiny_checkpoint, tiny_bundle, (), kinds, serve=True, loads=((2, 4),), threads=1)
+    said: list[str] = []
+    with served(asked, tmp_path / "log", said.append, ROOT / "build" / "envs" / "server") as options:
+        assert options.servers, said
+        vectors = []
+        for spec in specs(options):
+            with closing(open_contestant(spec)) as contestant:
+                work = Work(None if None in contestant.policies else BatchPolicy.SMART)
+                contestant.prepare(CORPUS.texts, work)
+                vectors.append(contestant.run(work))
+        np.testing.assert_allclose(*vectors, atol=1e-5)
+        assert contestant.name == "Triton, 4 texts a request"
+        grpc, metrics = (said[0].partition(f"{name} ")[2].partition(",")[0] for name in ("grpc", "metrics"))
+        code, out, progress = cli(
+            *("load-test", grpc, "--model", "tiny", "--corpus", str(texts), "--out", str(tmp_path / "out")),
+            *("--metrics", metrics, "--concurrency", "1,4", "--rates", "40", "--seconds", "1"),
         )
-    assert code == 0, said
+    assert code == 0, progress
     (raw,) = (tmp_path / "out").glob("*.jsonl")
     records = read_records([raw])
     assert [(record["loop"], record["level"]) for record in records] == [("closed", 1), ("closed", 4), ("open", 40.0)]

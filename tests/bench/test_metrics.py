@@ -103,7 +103,10 @@ def test_packed_rows_are_set_beside_the_padded_ones_of_their_engine() -> None:
     ]
     alone = observation("other packed", "arrival", 0.1, 6, layout="packed", repeats=1)
     found = {finding.label: (finding.value, finding.note) for finding in findings(sections([*records, alone]))}
-    assert found["packed over padded, arrival"] == ("2.00×", "token-budget 0.80×, smart 1.00×, on STS-B")
+    assert found["packed over padded, arrival"] == (
+        "2.00×",
+        "engine packed, token-budget 0.80×, smart 1.00×, on STS-B",
+    )
 
 
 def test_lower_precisions_and_peers_are_set_beside_ours(tmp_path: Path) -> None:
@@ -223,7 +226,9 @@ class Page(HTMLParser):
 def test_the_page_needs_nothing_but_itself_and_shows_every_row(records: list[Record], tmp_path: Path) -> None:
     parts = sections(records)
     boards = encoder_boards(parts)
+    old = write_report([*boards, *(replace(board, title="old") for board in boards)], [], tmp_path / "new").tables
     written = write_report(boards, findings(parts), tmp_path / "new")
+    assert set((tmp_path / "new" / "csv").iterdir()) == set(written.tables) < set(old)
     text = written.page.read_text(encoding="utf-8")
     assert not re.search(r"https?://|url\(|@import|<script [^>]|<link", text)
     parsed = Page()

@@ -140,9 +140,13 @@ def test_axes_have_round_ticks_and_hold_all_points() -> None:
     ticks = re.findall(r'class="tick">|class="tick[^"]*"[^>]*>([^<]+)<', drawn)
     assert ticks == ["10", "100", "1k", "10k", "100k", "1M", "0.01", "0.1", "1", "10", "100", "1k", "10k"]
     assert "a &amp; b" in drawn
-    places = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)]
+    places = [(float(x), float(y)) for x, y in re.findall(r'translate\(([\d.]+) ([\d.]+)\)"><title>', drawn)]
     assert places == sorted(places, key=lambda place: (place[0], -place[1]))
     assert all(60 <= x <= 705 and 10 <= y <= 300 for x, y in places)
+    assert len(places) == 3
+    many = render_chart(Plot("c", "x", "y", tuple(Series(f"s{n}", ((1.0, 2.0),), joined=False) for n in range(24))))
+    looks = re.findall(r'<li class="(hue\d)"><svg [^>]*><path class="mark" d="([^"]+)"/></svg>s\d+</li>', many)
+    assert len(set(looks)) == len(looks) == 24  # by colour and form
     linear = render_chart(Plot("c", "x", "y", (Series("s", ((1.0, 81.0), (3.0, 82.5)), joined=False),)))
     assert re.findall(r'class="tick side"[^>]*>([^<]+)<', linear) == ["81", "81.5", "82", "82.5"]
     assert 'class="line"' not in linear

@@ -132,6 +132,29 @@ def test_growth_is_measured_in_processes_of_their_own(
     assert "From 16 to 1,000,000 texts" in out
 
 
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("pair-search --texts 1", "--texts is 1; expected 2 or more"),
+        ("pair-search --encoded 1", "--encoded is 1; expected 2 or more"),
+        ("pair-search --pairs 0", "--pairs is 0; expected 1 or more"),
+        ("pair-search --corpus one.txt", "corpus one has 1 text, of which no pair can be made"),
+        ("table7 --repeats 0", "--repeats is 0; expected 1 or more"),
+        ("table7 --corpus none.txt", "corpus none.txt cannot be read"),
+        ("growth --bundle none --sizes ,", "--sizes is 0; expected 1 or more"),
+        ("growth --bundle none --seconds nan", "--seconds is nan; expected a finite number above 0"),
+    ],
+)
+def test_what_the_papers_commands_cannot_do_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_text("a line\n")
+    code, _, said = cli("bench", *command.split(), "--out", "raw")
+    assert (code, said.count("\n")) == (2, 1)
+    assert reason in said
+
+
 @pytest.mark.full
 def test_the_papers_commands_run(cli: Cli, tmp_path: Path, small_data: Path) -> None:
     code, out, said = cli(

@@ -98,8 +98,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 0.2  # of an idle connection
-    timeout = 0.2  # seconds until it closes a silent connection
+    timeout = 1.0  # of an idle connection
 
     def do_POST(self):
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
@@ -135,11 +134,9 @@ def test_a_server_is_asked_by_several_clients_and_the_order_is_kept(tmp_path: Pa
         assert found[:, 0].tolist() == list(range(1, 31))
         assert found[:, 1].tolist() == [4.0] * 28 + [2.0] * 2
         assert peer.conditions().transport == "http, 3 clients, 4 texts a request"
-        time.sleep(0.5)  # others are timed meanwhile, and the server hangs up
+        time.sleep(1.5)  # others are timed meanwhile, and the server hangs up
         peer.prepare(texts, OWN)
         np.testing.assert_array_equal(peer.run(OWN), found)
-        time.sleep(0.5)
-        assert np.array_equal(peer.run(OWN), found), "connections that the server has closed are made again"
         peer.prepare(["fail"], OWN)
         with pytest.raises(SentportError, match="a server, 4 texts a request answered 500"):
             peer.run(OWN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from bench.corpus import Corpus
 from bench.judge import Rejected, examine, make_trials
 from bench.metrics import sections
 from bench.quality import make_questions
-from bench.records import Record, Writer, read_records, run_conditions
+from bench.records import NotWritten, Record, Writer, read_records, run_conditions
 from bench.run import Session
 from sentport.errors import EngineError, SentportError
 from sentport.evaluation.sts import StsPairs
@@ -348,10 +349,14 @@ def test_the_wrong_device_is_an_error(tmp_path: Path, workload: Workload) -> Non
 
 
 def test_one_that_breaks_leaves_the_others_standing(tmp_path: Path, workload: Workload) -> None:
-    records, _ = run_session(
-        tmp_path, [Case(Breaks(), SMART, workload, "cpu"), Case(Honest(), SMART, workload, "cpu", 1)]
-    )
-    rows = {row.contestant: row for row in sections(records)[0].rows}
+    shared = run_conditions()
+    with Writer(tmp_path, shared) as writer:
+        session, _ = session_of(writer, shared)
+        session.run([Case(Honest(), SMART, workload, "cpu", 1)])
+        assert not session.broken
+        session.run([Case(Breaks(), SMART, workload, "cpu")])
+        assert session.broken  # so that the next run takes it up again
+    rows = {row.contestant: row for row in sections(read_records([writer.path]))[0].rows}
     assert rows["breaks"].reason == "failed: RuntimeError: no memory left on this device"
     assert rows["honest"].repeats == 2
 
@@ -419,6 +424,42 @@ def test_a_raw_file_is_never_overwritten(tmp_path: Path) -> None:
         Writer(tmp_path, shared)
     assert writer.path.read_bytes() == before
     assert run_conditions()["run"] != shared["run"]
+
+
+def test_a_full_disk_ends_the_run_and_leaves_whole_lines(tmp_path: Path, workload: Workload) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shared = run_conditions()
+    with Writer(tmp_path, shared) as writer:
+        session, _ = session_of(writer, shared, repeats=4)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+        try:
+            with pytest.raises(NotWritten, match=r"takes no more \(File too large\); what was measured stands in it"):
+                session.run([Case(Honest(), SMART, workload, "cpu")])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        found = len(read_records([writer.path]))
+        writer.write("not run", {**session._describe(Case(Honest(), SMART, workload, "cpu")), "reason": "room again"})
+    records = read_records([writer.path])
+    assert (len(records), records[-1]["kind"]) == (found + 1, "not run")
+    assert 1 <= found <= 3
+    assert not records[0]["cut"]
+
+
+def test_a_run_that_measured_nothing_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Writer(tmp_path, run_conditions()):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_a_raw_file_does_not_count_its_calls_twice(tmp_path: Path) -> None:
+    with Writer(tmp_path, run_conditions()) as writer:
+        writer.write("block", {"signature": "s"})
+    link, copy = tmp_path / "link.jsonl", tmp_path / "copy.jsonl"
+    link.symlink_to(writer.path)
+    assert len(read_records([writer.path, link])) == 1
+    copy.write_bytes(writer.path.read_bytes())
+    with pytest.raises(SentportError, match=r"copy.jsonl both hold run .*; name one of them"):
+        read_records([writer.path, copy])
 
 
 def test_trials_hold_the_longest_text_and_new_ones_of_the_same_words(corpus: Corpus) -> None:
