@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--flavour", help="comma-separated: portable, ort (default: both, ort where ONNX Runtime fuses something)"
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", type=Path, help="int8: texts like yours, one a line (default: shipped ones)"
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="int8: texts like yours, one a line, of which the first 1,024 count (default: shipped ones)",
     )
     parser.add_argument(
         "--gate-corpus",
@@ -52,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-cosine",
         type=float,
         metavar="C",
-        help="fp16, bf16, int8: refuse a worse cosine to the source; int8 keeps layers in fp32 until it holds",
+        help="fp16, bf16, int8: refuse a worse cosine to the source (default: 0.9999, 0.999, 0.95, and no less); int8 "
+        "keeps layers in fp32 until it holds",
     )
     parser.add_argument(
         "--pooling",
@@ -115,9 +119,16 @@ def run(arguments: argparse.Namespace) -> int:
     built = [] if plans is None else _build(bundle, plans, say)
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
     if arguments.json:
-        graphs = {graph.file: dict(graph.parity) for graph in bundle.graphs}
-        report = {"path": str(bundle.path), "bytes": size, "fingerprint": bundle.spec.fingerprint, "graphs": graphs}
-        print(json.dumps(report | {"plans": [asdict(plan) for plan, _ in built]}))
+        graphs = (*bundle.graphs, *bundle.native)
+        report = {
+            "path": str(bundle.path),
+            "bytes": size,
+            "fingerprint": bundle.spec.fingerprint,
+            "graphs": {graph.file: dict(graph.parity) for graph in graphs},
+            "int8": {graph.file: dict(graph.int8) for graph in graphs if graph.int8 is not None},
+            "plans": [asdict(plan) for plan, _ in built],
+        }
+        print(json.dumps(report))
         return 0
     print(f"bundle        {bundle.path}  ({size / 1e6:.0f} MB)")
     print(f"parity        to the source, over {bundle.graphs[0].parity['rows']} vectors a graph")

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from export.calibration import calibration_texts, sample_texts
 from export.conformance import check_tokenizer
-from export.graphs import FLAVOURS, PRECISIONS, Graph, Say, make_graphs
+from export.graphs import FLAVOURS, Graph, Say, make_graphs
 from export.native import export_native
 from export.ort_flavour import operators
 from export.profiles import Histogram, corpus_lines, text_lengths
@@ -24,6 +24,7 @@ from export.verify import check_graph, judged_by
 from sentport.bundle import (
     GOLDEN_FILE,
     LAYOUTS,
+    PRECISIONS,
     TOKENIZER_FILE,
     Bundle,
     GraphRecord,
@@ -34,7 +35,7 @@ from sentport.bundle import (
 from sentport.engines.torch import TorchEngine
 from sentport.errors import SentportError
 from sentport.files import folder_written_aside
-from sentport.gate import limits_of
+from sentport.gate import LIMITS, limits_of
 from sentport.inputs import prompt_text
 from sentport.modeling.checkpoint import Checkpoint, load_checkpoint
 from sentport.modeling.hub import locate
@@ -45,8 +46,6 @@ from sentport.tokenizer import Tokenizer
 
 # Weights beyond it go into a file of their own: a protobuf file ends at 2 GiB, and the graph needs some of it.
 _ONE_FILE_BYTES = 2_000_000_000
-
-
 # All pairs of them are compared, 130,816.
 _CORPUS_TEXTS = 512
 
@@ -110,8 +109,8 @@ class ExportOptions:
             unknown = [name for name in asked or () if name not in known]
             if unknown or asked == ():
                 raise SentportError(f"{kind} {', '.join(unknown) or '(none)'} is unknown; known: {', '.join(known)}")
-        if self.min_cosine is not None and not 0 <= self.min_cosine < 1:
-            raise SentportError(f"min_cosine is {self.min_cosine}; expected a number from 0 to under 1")
+            if asked is not None and len(set(asked)) < len(asked):
+                raise SentportError(f"{kind} {', '.join(asked)} names one twice")
         for what, given, needed in (
             ("calibration", self.calibration is not None, ("int8",)),
             ("gate_corpus", self.gate_corpus is not None, ("int8",)),
@@ -119,11 +118,23 @@ class ExportOptions:
         ):
             if given and not {*needed} & {*self.precisions}:
                 raise SentportError(f"{what} is for precision {', '.join(needed)}, which --precision does not name")
+        self._check_min_cosine()
         if self.opset not in OPSETS:
             raise SentportError(f"opset {self.opset} is not supported; expected {OPSETS[0]} to {OPSETS[-1]}")
         if self.ir_version not in IR_VERSIONS:
             span = f"{IR_VERSIONS[0]} to {IR_VERSIONS[-1]}"
             raise SentportError(f"IR version {self.ir_version} is not supported; expected {span}")
+
+    def _check_min_cosine(self) -> None:
+        """Raises SentportError for one that no vector could reach, or every vector has to reach anyway."""
+        if self.min_cosine is None:
+            return
+        if not 0 <= self.min_cosine < 1:
+            raise SentportError(f"min_cosine is {self.min_cosine}; expected a number from 0 to under 1")
+        own = {name: LIMITS[name].cosine for name in self.precisions if name != "fp32"}
+        if self.min_cosine < min(own.values()):
+            limits = ", ".join(f"{limit} for {name}" for name, limit in own.items())
+            raise SentportError(f"min_cosine {self.min_cosine} would do nothing: the gate asks for {limits} anyway")
 
 
 def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Say) -> Bundle:
@@ -271,6 +282,8 @@ def _calibration(
 ) -> Calibration:
     """What int8 is made with, the model's default prompt in front of each text."""
     rows = [row for row in tokenizer.encode([suite.prompt + text for text in samples.calibration]).rows if len(row)]
+    if not rows:
+        raise SentportError(f"of the texts of {samples.source}, which int8 is to be calibrated on, none has a token")
     return Calibration(rows, suite, tokenizer, limits_of("int8", architecture, options.min_cosine), samples.source)
 
 

@@ -22,7 +22,6 @@ from sentport.errors import SentportError
 from sentport.modeling.sentence_model import SentenceModel
 
 FLAVOURS = ("portable", "ort")
-PRECISIONS = ("fp32", *TYPES, "int8")
 
 Say = Callable[[str], None]
 
@@ -68,7 +67,7 @@ def make_graphs(
         opset: ONNX operator set.
         ir_version: ONNX file format version.
         say: Told what a user should know.
-        precisions: Of ``PRECISIONS``.
+        precisions: Of ``sentport.bundle.PRECISIONS``.
         calibration: What int8 is made with; needed for it alone.
 
     Raises:

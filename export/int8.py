@@ -35,7 +35,10 @@ _ACTIVATION_LIMIT = 127
 _TOKEN_ZERO = 128  # ONNX Runtime's fast products take activations without a sign
 _SMOOTHING = 0.5  # SmoothQuant's alpha
 _SMALLEST = 1e-5
-_NUMBERS = ("int8", "int8_scale", "int8_zero", "input_scale", "input_zero", "zero", "smoothing")
+# What constants must hold wherever they stand, by the ends of their names.
+_EXACT = {"int8_zero": 0, "input_zero": 0, "zero": _TOKEN_ZERO, "one": 1, "limit": _ACTIVATION_LIMIT}
+_OF_ONE_LAYER = ("int8", "int8_scale", "int8_zero")
+_NUMBERS = (*_OF_ONE_LAYER, "input_scale", "input_zero", "zero", "smoothing")
 
 
 def quantise(model: ir.Model, flavour: str, ranges: Ranges, kept: Collection[str] = ()) -> ir.Model:
@@ -80,14 +83,53 @@ def _labelled(layers: list[Linear], groups: dict[str, list[tuple[str, ...]]]) ->
 
 
 def quantised(model: ir.Model) -> list[str]:
-    """Names of the weights that a graph holds in int8, in its order."""
-    found = []
-    for node in model.graph:
-        place = {"MatMulIntegerToFloat": 1, "DequantizeLinear": 0}.get(node.op_type)
-        value = node.inputs[place] if place is not None else None
-        if value is not None and value.const_value is not None and value.const_value.dtype == ir.DataType.INT8:
-            found.append((value.name or "").removesuffix(":int8"))
-    return found
+    """Names of the weights that a graph multiplies with in int8, in its order.
+
+    A weight counts where its product is reached from an output, and takes activations in 8 bits too: one that is only
+    stored in int8, or hangs beside the product that is used, is none.
+    """
+    weights = [_multiplied(node) for node in _used(model)]
+    return [(weight.name or "").removesuffix(":int8") for weight in weights if weight is not None]
+
+
+def _multiplied(node: ir.Node) -> ir.Value | None:
+    """The weight in int8 of a node that multiplies activations in 8 bits with it; None for all others."""
+    weight = None
+    if node.op_type == "MatMulIntegerToFloat":
+        weight = node.inputs[1]
+    elif node.op_type == "MatMul":
+        if not _rounded(node.inputs[0]):
+            return None
+        weight = _before(node.inputs[1], "DequantizeLinear")
+    tensor = weight.const_value if weight is not None else None
+    return weight if tensor is not None and tensor.dtype == ir.DataType.INT8 else None
+
+
+def _rounded(value: ir.Value | None) -> bool:
+    """Whether a value was quantised and restored, by one scale and zero point."""
+    levels = _before(value, "DequantizeLinear")
+    if value is None or levels is None or _before(levels, "QuantizeLinear") is None:
+        return False
+    restored, quantised = value.producer(), levels.producer()
+    return restored is not None and quantised is not None and restored.inputs[1:] == quantised.inputs[1:]
+
+
+def _before(value: ir.Value | None, operator: str) -> ir.Value | None:
+    """What an operator makes a value of; None for a value that is not its."""
+    node = value.producer() if value is not None else None
+    return node.inputs[0] if node is not None and node.op_type == operator else None
+
+
+def _used(model: ir.Model) -> list[ir.Node]:
+    """The nodes that outputs are made of, in the order of the graph."""
+    used: set[ir.Node] = set()
+    reached = [value.producer() for value in model.graph.outputs]
+    while reached:
+        node = reached.pop()
+        if node is not None and node not in used:
+            used.add(node)
+            reached += [value.producer() for value in node.inputs if value is not None]
+    return [node for node in model.graph if node in used]
 
 
 def numbers_sha256(model: ir.Model) -> str:
@@ -107,25 +149,33 @@ def check_structure(model: ir.Model, layers: Sequence[str], sha256: str) -> None
         raise GateError(f"the record names {len(layers)} layers in int8, the graph has {len(found)}: {odd[0]} differs")
     for name, value in model.graph.initializers.items():
         kind = name.partition(":")[2]
-        if kind not in _NUMBERS or value.const_value is None:
+        if value.const_value is None or kind not in (*_NUMBERS, *_EXACT):
             continue
-        numbers, zero = value.const_value.numpy(), _TOKEN_ZERO if kind == "zero" else 0
-        if kind.endswith("zero") and (numbers != zero).any():
-            raise GateError(f"{name} is not the zero point that int8 has here")
+        numbers = value.const_value.numpy()
+        if kind in _EXACT and (numbers != _EXACT[kind]).any():
+            raise GateError(f"{name} is {numbers.flat[0]}, which int8 has {_EXACT[kind]} for")
         if kind.endswith("scale") and not (np.isfinite(numbers) & (numbers > 0)).all():
             raise GateError(f"{name} has scales that are not positive numbers")
+    for node in _used(model):
+        names = [value.name or "" for value in node.inputs if value is not None and value.const_value is not None]
+        owners = {name.partition(":")[0] for name in names if name.partition(":")[2] in _OF_ONE_LAYER}
+        if len(owners) > 1:
+            raise GateError(f"{node.op_type} takes numbers of several layers: {', '.join(sorted(owners))}")
     if numbers_sha256(model) != sha256:
         raise GateError("its int8 weights, scales or zero points are not those that export made")
 
 
-def smoothing(matrices: Sequence[NDArray[np.float32]], largest: NDArray[np.float32]) -> NDArray[np.float32]:
+def smoothing(
+    matrices: Sequence[NDArray[np.float32]], largest: NDArray[np.float32], narrowing: bool = False
+) -> NDArray[np.float32]:
     """By what each input channel is divided, and its weights ``[in, out]`` multiplied; ``[in]``, of geometric mean 1.
 
-    The second layer of a feed-forward block keeps its channels: behind its activation function few are large, and
-    taking from them cost more than it gave (measured: all-MiniLM-L6-v2, worst cosine 0.93 to 0.80).
+    The second layer of a feed-forward block keeps its channels, unless ``narrowing`` ones are smoothed too: behind its
+    activation function few are large, and with steps on both sides of zero taking from them cost more than it gave
+    (measured: all-MiniLM-L6-v2, worst cosine 0.93 to 0.80).
     """
     inputs, outputs = matrices[0].shape
-    if inputs > outputs:
+    if inputs > outputs and not narrowing:
         return np.ones(inputs, np.float32)
     weights = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
     factors = np.maximum(largest, _SMALLEST) ** _SMOOTHING / np.maximum(weights, _SMALLEST) ** (1 - _SMOOTHING)
@@ -135,7 +185,8 @@ def smoothing(matrices: Sequence[NDArray[np.float32]], largest: NDArray[np.float
 def _static(graph: ir.Graph, value: ir.Value, layers: list[Linear], largest: NDArray[np.float32]) -> None:
     edit = Editor(graph, f"{layers[0].name}:", f"{value.name}:int8_")
     factors = smoothing([layer.weight for layer in layers], largest)
-    scale = edit.constant("input_scale", np.float32((largest / factors).max() / _ACTIVATION_LIMIT))
+    most = max(float((largest / factors).max()), _SMALLEST**2)  # of texts that never reach a layer, zero would be left
+    scale = edit.constant("input_scale", np.float32(most / _ACTIVATION_LIMIT))
     zero = edit.constant("input_zero", np.int8(0))
     smoothed = _smoothed(edit, value, factors)
     for layer in layers:

@@ -6,6 +6,8 @@ nodes) is used as it is; what stands here is ours alone.
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, Sequential
@@ -50,6 +52,27 @@ class NameAxes(InPlacePass):
                 if value not in ends:
                     value.shape = None
         return PassResult(model, modified=True)
+
+
+class NameWeights(InPlacePass):
+    """Give a linear layer's weight its module's name: what tracing transposed is called ``val_78`` otherwise.
+
+    So a report can say which layers stay in fp32. Nodes know their module until their metadata is cleared.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rename every such weight whose name is free."""
+        named = 0
+        for node in model.graph:
+            weight = node.inputs[1] if node.op_type == "MatMul" else None
+            scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+            if weight is None or scopes is None or not (weight.name or "").startswith("val_"):
+                continue
+            module = ast.literal_eval(scopes)[-2]  # the last one is the operation
+            if weight.is_initializer() and module and f"{module}.weight" not in model.graph.initializers:
+                weight.name = f"{module}.weight"
+                named += 1
+        return PassResult(model, modified=named > 0)
 
 
 class SplitMaskUnsqueeze(InPlacePass):
@@ -110,6 +133,7 @@ def finish(
 ) -> ir.Model:
     """What every graph goes through before it is written; metadata goes, since it holds paths of this machine."""
     passes = Sequential(
+        NameWeights(),
         ClearMetadataAndDocStringPass(),
         RemoveUnusedNodesPass(),
         RemoveUnusedOpsetsPass(),

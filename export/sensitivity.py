@@ -14,7 +14,7 @@ from export.int8 import FORMS, quantise
 from export.linear import Ranges, input_ranges, linears, open_model
 from sentport.batch import TokenBatch
 from sentport.engines.feeds import make_feed
-from sentport.errors import GateError
+from sentport.errors import GateError, SentportError
 from sentport.gate import Limits, Parity, Run, closeness
 from sentport.suite import Suite
 from sentport.tokenizer import Tokenizer
@@ -85,14 +85,18 @@ def plan_int8(padded: ir.Model, flavour: str, calibration: Calibration, say: Cal
         say: Told what is being done.
 
     Raises:
+        SentportError: When the graph has no linear layer.
         GateError: When they do not hold with half of the layers in fp32.
     """
+    groups = _groups(padded)
+    if not groups:
+        raise SentportError("this model has no linear layer on its tokens, so nothing of it can be int8; export fp32")
     ranges = input_ranges(padded, calibration.rows)
 
     def runner(layers: Collection[str]) -> Run:
         return _runner(quantise(padded, flavour, {name: ranges[name] for name in layers}))
 
-    return fewest_kept(_groups(padded), runner, FORMS[flavour], ranges, calibration, say)
+    return fewest_kept(groups, runner, FORMS[flavour], ranges, calibration, say)
 
 
 def fewest_kept(
@@ -131,10 +135,12 @@ def fewest_kept(
         if _holds(found, calibration.limits):
             words = f"{len(calibration.rows)} texts of {calibration.source}"
             return Int8Plan(form, ranges, kept, effects, tuple(trade), words)
+    limits = calibration.limits
     raise GateError(
-        f"int8 ({form}) reaches a worst cosine of {found.cosine:.4f}, a mean of {found.mean_cosine:.4f} and "
-        f"a rank agreement of {found.rank:.4f} with half of the layers in fp32, which is not enough; "
-        "give texts like yours with --calibration FILE, or export another flavour or precision"
+        f"int8 ({form}) with half of the layers in fp32 reaches a worst cosine of {found.cosine:.4f} (expected "
+        f"{limits.cosine}), a mean of {found.mean_cosine:.4f} ({limits.mean_cosine}) and a rank agreement of "
+        f"{found.rank:.4f} ({limits.rank}); give texts like yours with --calibration FILE, ask for less where "
+        "--min-cosine asks, or export another flavour or precision"
     )
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from export.editing import Editor
-from sentport.errors import SentportError
+from sentport.errors import GateError, SentportError
 
 TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 _SIXTEEN = tuple(TYPES.values())
@@ -29,14 +29,9 @@ def lower(model: ir.Model, precision: str) -> ir.Model:
     """
     copy, dtype = model.clone(), TYPES[precision]
     for node in list(copy.graph):
-        if _is_product(node):
-            for place, value in enumerate(node.inputs[: _FLOAT_INPUTS[node.op_type]]):
-                if value is not None:
-                    node.replace_input_with(place, _lowered(copy.graph, value, dtype))
-            _cast_output(copy.graph, node, [ir.DataType.FLOAT], dtype)
-        elif node.op_type == "Gather" and _matrix(node.inputs[0]):  # an embedding table
-            assert node.inputs[0] is not None
-            node.replace_input_with(0, _lowered(copy.graph, node.inputs[0], dtype))
+        if lowered := _lowered_inputs(node):
+            for place, value in lowered:
+                node.replace_input_with(place, _lowered(copy.graph, value, dtype))
             _cast_output(copy.graph, node, [ir.DataType.FLOAT], dtype)
     TopologicalSortPass()(copy)
     RemoveUnusedNodesPass()(copy)
@@ -64,6 +59,24 @@ def rounding_twin(model: ir.Model, precision: str) -> ir.Model:
     TopologicalSortPass()(copy)
     RemoveUnusedNodesPass()(copy)
     return copy
+
+
+def check_structure(model: ir.Model, precision: str) -> None:
+    """Raises GateError unless everything that ``lower`` puts into 16 bits is in this precision's."""
+    for node in model.graph:
+        for _, value in _lowered_inputs(node):
+            if value.dtype not in (None, TYPES[precision]):  # None: a value whose type inference does not know
+                raise GateError(
+                    f"{node.op_type} takes {value.name} as {value.dtype}, so it does not run in {precision}"
+                )
+
+
+def _lowered_inputs(node: ir.Node) -> list[tuple[int, ir.Value]]:
+    """The inputs of a node that have 16 bits, with their places: of products, and an embedding's table."""
+    count = _FLOAT_INPUTS[node.op_type] if _is_product(node) else 0
+    if node.op_type == "Gather" and _matrix(node.inputs[0]):
+        count = 1
+    return [(place, value) for place, value in enumerate(node.inputs[:count]) if value is not None]
 
 
 def _is_product(node: ir.Node) -> bool:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+
 from sentport.bundle import Bundle, GraphRecord, sha256_of
 from sentport.engines import FLAVOURS, Engine
 from sentport.engines.native_file import read_native
@@ -112,8 +114,7 @@ def check_graph(
     suite = suite.without_types() if graph.layout == "packed" and graph.flavour != "native" else suite
     limits = limits_of(graph.precision, bundle.spec.architecture, min_cosine if graph.precision != "fp32" else None)
     try:
-        if graph.precision == "int8":
-            _check_int8(bundle, graph)
+        _check_structure(bundle, graph)
         with _opened(bundle, graph, engine_name, device) as engine:
             parity = check(engine.run, suite, tokenizer, limits)
         if graph.precision == "int8":
@@ -167,18 +168,29 @@ def _twin(bundle: Bundle, graph: GraphRecord, folder: Path) -> tuple[Bundle, Gra
     return replace(bundle, path=folder), record
 
 
-def _check_int8(bundle: Bundle, graph: GraphRecord) -> None:
-    if graph.int8 is None:
+def _check_structure(bundle: Bundle, graph: GraphRecord) -> None:
+    """Whether a lower precision is what the record says it is; vectors alone would pass that are better."""
+    if graph.precision == "int8" and graph.int8 is None:
         raise GateError("its record does not say which layers are in int8")
     if graph.flavour == "native":
-        content = read_native(bundle.graph_file(graph))
-        if (content.int8_layers, content.numbers_sha256) != (graph.int8["layers"], graph.int8["sha256"]):
-            raise GateError("its int8 layers, or their numbers, are not those that export made")
-        return
-    ir = _import_ir(graph)
-    from export.int8 import check_structure
+        _check_native(bundle, graph)
+    elif graph.precision != "fp32":
+        model = _import_ir(graph).load(bundle.graph_file(graph))
+        from export import int8, sixteen_bits
 
-    check_structure(ir.load(bundle.graph_file(graph)), graph.int8["layers"], graph.int8["sha256"])
+        if graph.int8 is None:
+            sixteen_bits.check_structure(model, graph.precision)
+        else:
+            int8.check_structure(model, graph.int8["layers"], graph.int8["sha256"])
+
+
+def _check_native(bundle: Bundle, graph: GraphRecord) -> None:
+    content = read_native(bundle.graph_file(graph))
+    if graph.precision == "bf16" and {*content.linear_types.values()} != {np.dtype(np.uint16)}:
+        raise GateError("not all of its linear layers are stored in bf16")
+    found = content.int8_layers, content.numbers_sha256
+    if graph.int8 is not None and found != (graph.int8["layers"], graph.int8["sha256"]):
+        raise GateError("its int8 layers, or their numbers, are not those that export made")
 
 
 def _check_figures(graph: GraphRecord, found: Parity) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "Repeat the parity gate on a bundle, from its golden suite (no torch needed) or against the checkpoint."
 EXAMPLE = "sentport verify minilm.bundle --source ./all-MiniLM-L6-v2"
 
+_SHOWN = 3  # names of files that another engine runs
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify and report; 1 when a graph is refused."""
-    from export.verify import verify_bundle
+    from export.verify import judged_by, verify_bundle
     from sentport.bundle import read_bundle
 
     bundle = read_bundle(arguments.bundle, arguments.expect)
@@ -48,9 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         parity = verdict.parity
         print(
-            f"passed   {verdict.graph.file}  worst cosine {parity.cosine:.7f}, relative L2 {parity.relative_l2:.1e}, "
-            f"alone against in company {parity.company:.1e}, {parity.rows} vectors"
+            f"passed   {verdict.graph.file}  worst cosine {parity.cosine:.7f}, mean {parity.mean_cosine:.7f}, "
+            f"rank agreement {parity.rank:.7f}, relative L2 {parity.relative_l2:.1e}, "
+            f"alone against in company {parity.company:.1e}, {parity.rows} vectors, by "
+            f"{judged_by(verdict.graph, arguments.engine, device)}"
         )
+    others = sorted({graph.file for graph in (*bundle.graphs, *bundle.native)} - {v.graph.file for v in verdicts})
+    if others:
+        shown = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+        print(f"not run  {shown}: not for engine {arguments.engine}")
     return 0 if passed else 1
 
 

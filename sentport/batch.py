@@ -21,9 +21,10 @@ class TokenBatch:
     Attributes:
         ids: ``[T]`` int64, the rows one after the other.
         lengths: ``[B]`` int32, tokens of each row; they add up to T.
-        attention_mask: ``[T]`` int64 or None for all ones. A zero must not stand before a one of its row.
+        attention_mask: ``[T]`` int64, ones and zeros, or None for all ones. A zero must not stand before a one of its
+            row.
         token_type_ids: ``[T]`` int64 or None for all zeros.
-        pooling_mask: ``[T]`` int64 or None for the attention mask.
+        pooling_mask: ``[T]`` int64, ones among those of the attention mask, or None for that mask.
     """
 
     ids: Ids
@@ -42,7 +43,12 @@ class TokenBatch:
             value = getattr(self, name)
             if value is not None and (value.dtype != np.int64 or value.shape != (total,)):
                 raise InputError(f"{name} is {value.dtype}{list(value.shape)}; expected int64[{total}] like the ids")
+            if value is not None and name != "token_type_ids" and ((value != 0) & (value != 1)).any():
+                raise InputError(f"{name} holds values other than 0 and 1")
         self._refuse_leading_pads()
+        pooled, mask = self.pooling_mask, self.attention_mask
+        if pooled is not None and mask is not None and (pooled > mask).any():
+            raise InputError("the pooling mask takes tokens that the attention mask leaves out")
 
     def _refuse_leading_pads(self) -> None:
         """Right padding only: positions count from the row's first token, so a pad in front would shift them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,7 +21,11 @@ DESCRIPTION_FILE = "bundle.json"
 TOKENIZER_FILE = "tokenizer.json"
 GOLDEN_FILE = "golden.npz"
 LAYOUTS = ("padded", "packed")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 PACKINGS = ("rewritten", "unpacked")
+# What the record of a graph in int8 holds, and the figures of any.
+_INT8 = {"form": str, "layers": list, "sha256": str, "kept": list, "trade": list, "calibration": str}
+_FIGURES = frozenset({"relative_l2", "max_abs", "cosine", "mean_cosine", "rank", "company", "company_cosine"})
 # In which order layout ``auto`` takes graphs on a device, by how they are packed; None is layout ``padded``. Packed
 # goes first only where it was measured to be faster (docs/architecture.md, Engines).
 _AUTO_LAYOUT = {"cpu": ("rewritten", None, "unpacked"), "cuda": (None, "rewritten", "unpacked")}
@@ -231,32 +236,48 @@ class Bundle:
         """The layouts of its graphs."""
         return tuple(layout for layout in LAYOUTS if any(graph.layout == layout for graph in self.graphs))
 
+    def precision_of(self, asked: str) -> str:
+        """The precision that is meant: of ``auto`` fp32 where the bundle has it, else its only one.
+
+        A lower precision is never chosen unasked, so this is asked of the whole bundle even where an engine runs only
+        some of its graphs.
+
+        Raises:
+            BundleError: When ``auto`` would have to guess.
+        """
+        held = {graph.precision for graph in self.graphs}
+        if asked != "auto":
+            return asked
+        if "fp32" not in held and len(held) > 1:
+            raise BundleError(f"{self.path} holds {self._held()}; name a precision")
+        return "fp32" if "fp32" in held else next(iter(held))
+
+    def _held(self) -> str:
+        return ", ".join(sorted({f"{graph.layout} {graph.precision}" for graph in self.graphs}))
+
     def select(
         self, layout: str, precision: str, device: str = "cpu", flavours: tuple[str, ...] = ("ort", "portable")
     ) -> GraphRecord:
         """The graph to run on device ``cpu`` or a GPU, by an engine that takes these flavours, the best first.
 
-        Precision ``auto`` takes fp32 where the bundle has it, else its only one: a lower precision is never chosen
-        unasked. Layout ``auto`` takes the faster one by measure (docs/architecture.md, Engines).
+        Precision ``auto`` is ``precision_of``'s; layout ``auto`` the faster one by measure (docs/architecture.md,
+        Engines).
 
         Raises:
             BundleError: Listing what the bundle has when nothing fits, or when ``auto`` would have to guess.
         """
         if layout not in ("auto", *LAYOUTS):
             raise BundleError(f"layout {layout!r} is unknown; known: auto, {', '.join(LAYOUTS)}")
+        if precision not in ("auto", *PRECISIONS):
+            raise BundleError(f"precision {precision!r} is unknown; known: auto, {', '.join(PRECISIONS)}")
         if layout not in ("auto", *self.layouts):
             way_out = f"sentport export SOURCE --out BUNDLE --layout {','.join(LAYOUTS)}"
             raise BundleError(f"{self.path} has no graph of layout {layout}; `{way_out}` makes one")
-        held = sorted({f"{graph.layout} {graph.precision}" for graph in self.graphs})
-        precisions = {graph.precision for graph in self.graphs}
-        if precision == "auto":
-            if "fp32" not in precisions and len(precisions) > 1:
-                raise BundleError(f"{self.path} holds {', '.join(held)}; name a precision")
-            precision = "fp32" if "fp32" in precisions else next(iter(precisions))
+        precision = self.precision_of(precision)
         fitting = [graph for graph in self.graphs if graph.precision == precision and layout in ("auto", graph.layout)]
         if not fitting:
             raise BundleError(
-                f"{self.path} has no graph with layout {layout} in {precision}; it holds {', '.join(held)}"
+                f"{self.path} has no graph with layout {layout} in {precision} for this engine; it holds {self._held()}"
             )
         runnable = [graph for graph in fitting if graph.flavour in flavours]
         if not runnable:
@@ -376,6 +397,34 @@ def _check_values(spec: ModelSpec, graphs: tuple[GraphRecord, ...]) -> None:
             raise ValueError(f"packed is {graph.packed!r} for a graph of layout {graph.layout}")
         if [tensor.axes for tensor in graph.outputs] != [("batch", spec.dim)]:
             raise ValueError(f"{graph.file} does not give vectors of {spec.dim}")
+        _check_precision(graph)
+
+
+def _check_precision(graph: GraphRecord) -> None:
+    """Raises ValueError for a precision that nothing knows, or what is said of it that nothing could have measured."""
+    if graph.precision not in PRECISIONS:
+        raise ValueError(f"precision {graph.precision!r} is unknown")
+    if (graph.int8 is None) == (graph.precision == "int8"):
+        verb = "lacks" if graph.int8 is None else "has"
+        raise ValueError(f"{graph.file} is {graph.precision} and {verb} a record of int8 layers")
+    if graph.int8 is not None:
+        _check_int8(graph.file, graph.int8)
+    for name in _FIGURES & graph.parity.keys():
+        figure = graph.parity[name]
+        if type(figure) not in (int, float) or not math.isfinite(figure):
+            raise ValueError(f"{name} of {graph.file} is {figure!r}")
+
+
+def _check_int8(file: str, int8: Mapping[str, Any]) -> None:
+    for name, kind in _INT8.items():
+        if not isinstance(int8.get(name), kind):
+            raise ValueError(f"{name} of {file}'s int8 layers is {int8.get(name)!r}")
+    names = [*int8["layers"], *int8["kept"]]
+    steps = [step[figure] for step in int8["trade"] for figure in ("cosine", "mean_cosine")]
+    if {type(name) for name in names} - {str} or {type(figure) for figure in steps} - {int, float}:
+        raise ValueError(f"{file}'s int8 layers have names that are no text, or figures that are no numbers")
+    if int8["kept"] and not steps:
+        raise ValueError(f"layers of {file} are kept in fp32, and what that gained is not said")
 
 
 def _parse_graph(values: Mapping[str, Any]) -> GraphRecord:

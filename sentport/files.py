@@ -29,9 +29,15 @@ def replace_folder(new: Path, out: Path) -> None:
 
     What a killed process had moved out of the way goes too, now that there is something newer.
     """
+    before = out.parent / f".{out.name}.old-{os.getpid()}"
     if out.exists():
-        out.rename(out.parent / f".{out.name}.old-{os.getpid()}")
-    new.rename(out)
+        out.rename(before)
+    try:
+        new.rename(out)
+    except BaseException:  # Ctrl-C too
+        if before.exists() and not out.exists():
+            before.rename(out)
+        raise
     for old in out.parent.glob(f".{out.name}.old-*"):
         shutil.rmtree(old, ignore_errors=True)
 

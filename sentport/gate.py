@@ -192,7 +192,7 @@ class _Figures:
         _refuse(name, "relative L2 error", pair.relative, limits.relative_l2)
         unit = np.abs(pair.norms - 1.0) < 1e-3
         _refuse(name, "maximum difference of a unit vector", np.where(unit, pair.absolute, 0.0), limits.unit_abs)
-        _refuse(name, "1 - cosine to the source", 1.0 - pair.cosines, 1.0 - limits.cosine)
+        _refuse_under(name, "cosine to the source", pair.cosines, limits.cosine)
         self._relative = max(self._relative, float(pair.relative.max(initial=0.0)))
         self._abs = max(self._abs, float(pair.absolute.max(initial=0.0)))
         self._worst = min([self._worst, *zip(pair.cosines.tolist(), np.array(rows)[pair.kept], strict=True)])
@@ -208,8 +208,7 @@ class _Figures:
         """Texts in a batch against the same texts alone."""
         pair = _Pair(name, beside, alone)
         _refuse(name, "relative difference to the text alone", pair.relative, self._limits.company)
-        worst = self._limits.worst_company_cosine
-        _refuse(name, "1 - cosine to the text alone", 1.0 - pair.cosines, 1.0 - worst)
+        _refuse_under(name, "cosine to the text alone", pair.cosines, self._limits.worst_company_cosine)
         self._company = max(self._company, float(pair.relative.max(initial=0.0)))
         self._company_cosines += pair.cosines.tolist()
 
@@ -274,6 +273,11 @@ class _Pair:
 def _refuse(name: str, what: str, values: NDArray[np.float64], limit: float) -> None:
     if len(values) and values.max() > limit:
         raise GateError(f"{name}: {what} is {values.max():.2e} (row {int(values.argmax())}), allowed {limit:.0e}")
+
+
+def _refuse_under(name: str, what: str, values: NDArray[np.float64], limit: float) -> None:
+    if len(values) and not values.min() >= limit:
+        raise GateError(f"{name}: {what} is {values.min():.7f} (row {int(values.argmin())}), allowed from {limit}")
 
 
 def _all_cosines(vectors: Vectors) -> NDArray[np.float64]:

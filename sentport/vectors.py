@@ -17,9 +17,8 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 VECTOR_TYPES = ("float32", "float16", "int8", "binary")
-_LARGEST = (
-    127  # of an int8 code; -128 stays unused, so that a vector and its negative have the same codes but for signs
-)
+# Of an int8 code; -128 stays unused, so that a vector and its negative have the same codes but for signs.
+_LARGEST = 127
 # So many products of two codes add up to less than 2^24, up to which float32 holds every whole number.
 _EXACT_VALUES = 1024
 _BLOCK_ROWS, _BLOCK_QUERIES = 4096, 256
@@ -60,15 +59,19 @@ class QuantizedVectors:
 
 
 def quantize(vectors: Floats, kind: str) -> QuantizedVectors:
-    """Vectors ``[N, D]`` float32 in one of ``VECTOR_TYPES``.
+    """Vectors ``[N, D]`` in one of ``VECTOR_TYPES``; float64 is taken as float32 first.
 
     ``int8``: the largest value of a row becomes 127 or -127, all others are rounded to whole steps of that scale.
     ``binary``: signs alone; zeros count as negative.
 
     Raises:
         InputError: For rows that are not finite.
-        SentportError: For an unknown type, or a value beyond float16.
+        SentportError: For an unknown type, a value beyond float16, or what is no table of vectors.
     """
+    if vectors.ndim != 2:
+        raise SentportError(f"vectors are {list(vectors.shape)}; expected [rows, values], a single one as vector[None]")
+    with np.errstate(over="ignore"):
+        vectors = vectors.astype(np.float32, copy=False)
     dim = vectors.shape[1]
     if not np.isfinite(vectors).all():
         rows = np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist()

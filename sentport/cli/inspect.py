@@ -54,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
         size = sum((bundle.path / file).stat().st_size for file in files) / 1e6
         packed = f", packed: {graph.packed}" if graph.packed else ""
         print(f"{'graph':<15} {' + '.join(files)}  {size:.0f} MB{packed}, opset {graph.opset}, IR {graph.ir_version}")
-    print("\n".join(parity_table(bundle)))
     for record in bundle.native:
         size = (bundle.path / record.file).stat().st_size / 1e6
         print(f"{'native':<15} {record.file}  {size:.0f} MB, for engine native on a CPU")
+    print("\n".join(parity_table(bundle)))
     for plan in plans:
         print("\n".join(plan_lines(bundle, plan)))
     return 0

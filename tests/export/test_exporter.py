@@ -59,6 +59,8 @@ def test_verify_from_the_suite_and_from_the_source(
 ) -> None:
     code, text, _ = cli("verify", str(tiny_bundle))
     assert (code, text.count("passed")) == (0, 2)
+    for graph in read_bundle(tiny_bundle).native:
+        assert f"not run  {graph.file}: not for engine onnxruntime" in text
     report = json.loads(cli("verify", str(tiny_bundle), "--source", str(tiny_checkpoint), "--json")[1])
     assert report["passed"]
     assert len(report["graphs"]) == 2

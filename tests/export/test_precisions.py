@@ -63,6 +63,9 @@ def test_every_precision_is_there_in_both_layouts_and_flavours_with_its_record(b
         assert (graph.int8 is not None) == (graph.precision == "int8")
     assert graph_of(bundle, "int8").int8["form"] == "static"
     assert graph_of(bundle, "int8", flavour="ort").int8["form"] == "per token"
+    layers = graph_of(bundle, "int8").int8["layers"]
+    assert layers[0] == "transformer.model.encoder.layer.0.attention.self.query.weight"
+    assert layers[-1] == "transformer.model.encoder.layer.1.output.dense.weight"
 
 
 @pytest.mark.parametrize("precision", LOW)
@@ -320,7 +323,7 @@ def test_limits_of_each_kind_are_kept(bundle: Bundle, tokenizer: Tokenizer) -> N
     for name, value in (("cosine", found.cosine), ("mean_cosine", found.mean_cosine), ("rank", found.rank)):
         check(engine.run, suite, tokenizer, Limits(**{name: value - 1e-6}))
         if value < 1 - 1e-6:
-            with pytest.raises(GateError):
+            with pytest.raises(GateError, match=", allowed"):
                 check(engine.run, suite, tokenizer, Limits(**{name: value + 1e-6}))
 
 
@@ -344,11 +347,21 @@ def test_inspect_shows_all_graphs_in_one_table(bundle: Bundle, capsys: pytest.Ca
         ({"gate_corpus": Path("texts.txt")}, "gate_corpus is for precision int8, which --precision does not name"),
         ({"min_cosine": 0.99}, "min_cosine is for precision fp16, bf16, int8, which --precision does not name"),
         ({"min_cosine": 1.5, "precisions": ("int8",)}, "expected a number from 0 to under 1"),
+        ({"min_cosine": 1.0, "precisions": ("int8",)}, "expected a number from 0 to under 1"),
+        ({"min_cosine": float("nan"), "precisions": ("int8",)}, "expected a number from 0 to under 1"),
+        (
+            {"min_cosine": 0.9, "precisions": ("fp32", "int8")},
+            r"0\.9 would do nothing: the gate asks for 0\.95 for int8",
+        ),
+        ({"min_cosine": 0.9, "precisions": ("bf16", "int8")}, r"asks for 0\.999 for bf16, 0\.95 for int8 anyway"),
+        ({"precisions": ("int8", "fp32", "int8")}, "precision int8, fp32, int8 names one twice"),
+        ({"layouts": ("padded", "padded")}, "layout padded, padded names one twice"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(SentportError, match=said):
         ExportOptions(**options)
+    ExportOptions(precisions=("bf16", "int8"), min_cosine=0.97)  # which is more than int8 has to reach anyway
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8-dynamic", ""])

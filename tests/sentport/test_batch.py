@@ -74,3 +74,18 @@ def test_ids_must_fit_the_lengths(ids: np.ndarray, lengths: list[int]) -> None:
 def test_masks_must_be_as_long_as_the_ids() -> None:
     with pytest.raises(InputError, match="token_type_ids is int64\\[2\\]"):
         TokenBatch(np.arange(3), np.array([3], np.int32), token_type_ids=np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "pooling_mask"])
+@pytest.mark.parametrize("value", [2, -1])
+def test_masks_hold_nothing_but_ones_and_zeros(name: str, value: int) -> None:
+    """Graphs multiply with them."""
+    with pytest.raises(InputError, match=f"{name} holds values other than 0 and 1"):
+        TokenBatch(np.arange(3), np.array([3], np.int32), **{name: np.array([value, 0, 0])})
+
+
+def test_nothing_is_pooled_that_is_not_attended_to() -> None:
+    with pytest.raises(InputError, match="the pooling mask takes tokens that the attention mask leaves out"):
+        TokenBatch(
+            np.arange(3), np.array([3], np.int32), attention_mask=np.array([1, 0, 0]), pooling_mask=np.array([0, 1, 0])
+        )

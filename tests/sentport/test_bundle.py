@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,59 @@ def test_values_that_nothing_could_use_are_refused(copy: Path, name: str, value:
         read_bundle(copy)
 
 
+TRADE = [{"kept": 1, "cosine": 0.96, "mean_cosine": 0.99, "rank": 0.99}]
+INT8 = {"form": "static", "layers": ["a"], "sha256": "0", "kept": [], "trade": [], "calibration": "texts"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": "fp8"}, "precision 'fp8' is unknown"),
+        ({"precision": None}, "precision None is unknown"),
+        ({"precision": "int8"}, r"onnx is int8 and lacks a record of int8 layers"),
+        ({"int8": INT8}, r"onnx is fp32 and has a record of int8 layers"),
+        ({"precision": "int8", "int8": {}}, r"form of .*onnx's int8 layers is None"),
+        ({"precision": "int8", "int8": {**INT8, "layers": "a"}}, r"layers of .*onnx's int8 layers is 'a'"),
+        ({"precision": "int8", "int8": {**INT8, "kept": [1], "trade": TRADE}}, "names that are no text"),
+        (
+            {"precision": "int8", "int8": {**INT8, "trade": [{**TRADE[0], "cosine": "1"}]}},
+            "figures that are no numbers",
+        ),
+        ({"precision": "int8", "int8": {**INT8, "kept": ["b"]}}, "kept in fp32, and what that gained is not said"),
+        ({"parity": {"cosine": "high"}}, r"cosine of .*onnx is 'high'"),
+        ({"parity": {"mean_cosine": float("nan")}}, r"mean_cosine of .*onnx is nan"),
+        ({"parity": None}, "is damaged"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value,
+)
+def test_precisions_that_nothing_could_have_made_are_refused(copy: Path, changes: dict[str, object], said: str) -> None:
+    graphs = json.loads((copy / DESCRIPTION_FILE).read_text())["graphs"]
+    edit(copy, graphs=[{**graphs[0], **changes}, *graphs[1:]])
+    with pytest.raises(BundleError, match=said):
+        read_bundle(copy)
+
+
+def test_auto_is_the_precision_of_the_whole_bundle_and_never_a_lower_one_beside_fp32(tiny_bundle: Path) -> None:
+    bundle = read_bundle(tiny_bundle)
+    low = [replace(bundle.graphs[0], precision=name) for name in ("int8", "bf16")]
+    both = replace(bundle, graphs=(bundle.graphs[0], low[0]))
+    assert both.precision_of("auto") == "fp32"
+    assert both.precision_of("int8") == "int8"
+    some = replace(both, graphs=(low[0],))  # as an engine sees it that runs the int8 graph alone
+    with pytest.raises(BundleError, match="in fp32 for this engine; it holds padded int8"):
+        some.select("auto", both.precision_of("auto"))
+    assert some.precision_of("auto") == "int8", "its only one"
+    with pytest.raises(BundleError, match="holds padded bf16, padded int8; name a precision"):
+        replace(both, graphs=tuple(low)).precision_of("auto")
+
+
+def test_an_engine_that_runs_a_lower_precision_alone_is_not_given_it_unasked(copy: Path) -> None:
+    graph = json.loads((copy / DESCRIPTION_FILE).read_text())["graphs"][0]
+    edit(copy, native=[{**graph, "flavour": "native", "precision": "int8", "int8": INT8}])
+    with pytest.raises(BundleError, match="no graph with layout auto in fp32 for this engine; it holds padded int8"):
+        Encoder(copy, engine="native")
+
+
 def test_file_outside_of_the_bundle_is_refused(copy: Path) -> None:
     values = json.loads((copy / DESCRIPTION_FILE).read_text())
     values["graphs"][0]["file"] = values["graphs"][1]["file"] = "../outside.onnx"
@@ -185,6 +239,8 @@ def test_description_comes_back_as_it_was_written(tiny_bundle: Path) -> None:
     assert bundle.select("auto", "auto").flavour == "ort"
     with pytest.raises(BundleError, match="it holds padded fp32"):
         bundle.select("auto", "int8")
+    with pytest.raises(BundleError, match="precision 'INT8' is unknown; known: auto, fp32, fp16, bf16, int8"):
+        bundle.select("auto", "INT8")
 
 
 def test_no_path_of_the_exporting_machine_in_a_bundle(tiny_bundle: Path) -> None:

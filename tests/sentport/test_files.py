@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sentport.files import file_written_aside, folder_written_aside
+from sentport.files import file_written_aside, folder_written_aside, replace_folder
 
 
 def test_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -23,6 +23,15 @@ def test_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
             (folder / name).touch()
     assert [path.name for path in out.iterdir()] == ["second"]
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_was_there_comes_back_when_the_new_cannot_take_its_place(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / "missing", out)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "old"]
 
 
 def test_what_a_killed_process_left_is_removed_and_a_living_one_s_is_not(tmp_path: Path) -> None:

@@ -119,7 +119,17 @@ def test_nearest_puts_candidates_in_the_order_of_float32_queries(kind: str) -> N
     assert [sorted(one) for one in everything.tolist()] == [[0, 1, 2]] * 10
 
 
+@pytest.mark.parametrize("kind", VECTOR_TYPES)
+def test_float64_is_kept_as_float32_is(kind: str) -> None:
+    vectors = random_vectors(5, 24)
+    wide, usual = quantize(vectors.astype(np.float64), kind), quantize(vectors, kind)  # type: ignore[arg-type]
+    assert wide.values.dtype == usual.values.dtype
+    np.testing.assert_array_equal(wide.restore(), usual.restore())
+
+
 def test_what_is_refused() -> None:
+    with pytest.raises(SentportError, match=r"vectors are \[8\]; expected \[rows, values\]"):
+        quantize(np.zeros(8, np.float32), "int8")
     vectors = random_vectors(4, 8)
     vectors[2, 1] = np.nan
     with pytest.raises(InputError, match="vectors in rows 2 are not finite"):
