@@ -29,6 +29,7 @@ from triton_repo.environment import ServerEnvironment
 from triton_repo.flags import ServerFlags
 from triton_repo.repository import write_repository
 from triton_repo.server import TritonServer
+from triton_repo.wanted import Wanted
 
 KEY = "k" * 32
 SAME = 2e-6
@@ -137,8 +138,8 @@ def imitate_graph(models: Path, name: str) -> None:
 def busy_server(tiny: Path, both_layouts: Path, environment: ServerEnvironment, folder: Path) -> Iterator[Busy]:
     """The server: models tiny (form text) and ragged, of these bundles, and two slow ones that share one thing."""
     queue = Batching(max_batch=64, max_queue=256)
-    models = write_repository(tiny, folder / "models", name="tiny", threads=1, batching=queue)
-    ragged = write_repository(both_layouts, folder / "ragged", name="ragged", form="ragged", threads=1)
+    models = write_repository(Wanted(tiny, name="tiny", threads=1, batching=queue), folder / "models")
+    ragged = write_repository(Wanted(both_layouts, name="ragged", form="ragged", threads=1), folder / "ragged")
     imitate_graph(ragged, "ragged")
     for path in ragged.iterdir():
         if path.is_dir():

@@ -27,7 +27,8 @@ if BESIDE_OTHERS:  # the workers share the cores; said before torch is imported
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build"
 # They start real servers, and each server sweeps up after dead ones.
-SERVER_FILES = ("test_server.py", "test_served_model.py", "test_faults.py", "test_lint_proofs.py")
+_SERVERS = ("server", "served_model", "served_native", "faults", "lint_proofs")
+SERVER_FILES = tuple(f"test_{name}.py" for name in _SERVERS)
 Cli = Callable[..., tuple[int, str, str]]
 
 WORDS = [

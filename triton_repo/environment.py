@@ -2,13 +2,14 @@
 
 The server's python backend needs numpy < 2, which nothing else here does, so it gets an environment of its own. That
 environment has two layers: a heavy one (server, numpy, ONNX Runtime, tokenizers: some 350 MB), and for each state of
-sentport's source a small one on top of it (sentport itself), so that a changed line costs a copy and not an install.
+our code a small one on top of it (sentport itself, and the kernels of engine ``native`` where they are installed here),
+so that a changed line costs a copy and not an install.
 
 ```
 server-<key>/                 bin lib ...   the heavy layer, a virtual environment
     server.json               what it holds and what it was made for
     libpython/                the one shared library that the server's stub links
-    code/<hash of source>/    bin/python3 lib ...   the light layer: what the stub takes for its environment
+    code/<hash of code>/      bin/python3 lib ...   the light layer: what the stub takes for its environment
 ```
 """
 
@@ -24,7 +25,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -33,7 +34,7 @@ from tempfile import mkdtemp
 
 from sentport.errors import SentportError
 from triton_repo.releases import NEWEST, RELEASES
-from triton_repo.source import HOME, source_files
+from triton_repo.source import native_files, source_files
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ CONTAINER = f"sentport serve BUNDLE --container {NEWEST}"
 _PROBE = (
     "import json, sys, sysconfig as s; print(json.dumps(["
     "'%d.%d' % sys.version_info[:2], sys.version.split()[0], getattr(sys, '_base_executable', '') or sys.executable,"
-    "[s.get_config_var('LIBDIR') or '', sys.base_prefix + '/lib', "
+    "s.get_config_var('EXT_SUFFIX'), [s.get_config_var('LIBDIR') or '', sys.base_prefix + '/lib', "
     "'%s/%s' % (s.get_config_var('LIBDIR'), s.get_config_var('MULTIARCH'))]]))"
 )
 
@@ -66,6 +67,7 @@ class Interpreter:
     python: str  # major.minor, as in the name of its library
     version: str
     library: str  # the shared library, with its folder
+    suffix: str  # what the names of its extension modules end with
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,11 @@ def prepare_environment(folder: Path | None = None, device: str = "cpu") -> Serv
     interpreter = find_interpreter()
     wanted = _wanted(interpreter, device)
     base = (folder or _cache() / f"server-{_digest(json.dumps(wanted).encode())}").expanduser().absolute()
-    code = base / "code" / _source_hash()
+    files = _code_files(interpreter)
+    code = base / "code" / _code_hash(files)
     # Looked at before the lock is taken, so that a finished environment may lie in a folder that cannot be written.
     if not (_holds(base, wanted) and code.is_dir()):
-        _complete(base, code, interpreter, wanted)
+        _complete(base, code, files, interpreter, wanted)
     packages = _site_packages(base, interpreter)
     return ServerEnvironment(
         folder=base,
@@ -120,7 +123,18 @@ def prepare_environment(folder: Path | None = None, device: str = "cpu") -> Serv
     )
 
 
-def _complete(base: Path, code: Path, interpreter: Interpreter, wanted: dict[str, object]) -> None:
+def gets_native() -> bool:
+    """Whether the environment gets the kernels of engine ``native``: they are installed here, and fit its Python.
+
+    Raises:
+        SentportError: No Python that the server can embed.
+    """
+    return bool(native_files(find_interpreter().suffix))
+
+
+def _complete(
+    base: Path, code: Path, files: Mapping[str, Path], interpreter: Interpreter, wanted: dict[str, object]
+) -> None:
     base.parent.mkdir(parents=True, exist_ok=True)
     with _lock(base):
         if not _holds(base, wanted):
@@ -129,7 +143,7 @@ def _complete(base: Path, code: Path, interpreter: Interpreter, wanted: dict[str
                 _build(partial, interpreter, wanted)
         if not code.is_dir():
             with _aside(code) as partial:
-                _build_code(partial, interpreter)
+                _build_code(partial, files, interpreter)
 
 
 def find_interpreter(candidates: list[str] | None = None) -> Interpreter:
@@ -143,10 +157,10 @@ def find_interpreter(candidates: list[str] | None = None) -> Interpreter:
         found = _probe(candidate)
         if found is None or found[0] not in PYTHONS:
             continue
-        python, version, executable, folders = found
+        python, version, executable, suffix, folders = found
         library = _find_library(f"libpython{python}.so.1.0", folders)
         if library is not None:
-            return Interpreter(executable, python, version, library)
+            return Interpreter(executable, python, version, library, suffix)
         without_library.append(python)
     if without_library:
         python = without_library[0]
@@ -171,14 +185,14 @@ def _candidates() -> list[str]:
     return [*names, *(f"/usr/bin/python{python}" for python in PYTHONS)]
 
 
-def _probe(executable: str) -> tuple[str, str, str, list[str]] | None:
+def _probe(executable: str) -> tuple[str, str, str, str, list[str]] | None:
     try:
         # A pyenv shim can stand for a version that is not installed: it fails, and is passed over.
         answer = subprocess.run([executable, "-I", "-c", _PROBE], capture_output=True, timeout=30, check=True)
-        python, version, base, folders = json.loads(answer.stdout)
+        python, version, base, suffix, folders = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return python, version, base, folders
+    return python, version, base, suffix, folders
 
 
 def _find_library(name: str, folders: list[str]) -> str | None:
@@ -192,9 +206,11 @@ def _find_library(name: str, folders: list[str]) -> str | None:
 
 
 def _wanted(interpreter: Interpreter, device: str) -> dict[str, object]:
+    seen = asdict(interpreter)
+    del seen["suffix"]  # the version decides it
     return {
         "format": FORMAT,
-        "interpreter": asdict(interpreter),
+        "interpreter": seen,
         "device": device,
         "requirements": [SERVER, *REQUIREMENTS[device]],
     }
@@ -314,23 +330,28 @@ def _run(command: list[str], what: str) -> None:
         raise SentportError(f"could not {what}: {errors[-1] if errors else f'exit code {process.returncode}'}")
 
 
-def _build_code(folder: Path, interpreter: Interpreter) -> None:
+def _code_files(interpreter: Interpreter) -> dict[str, Path]:
+    """What the light layer holds, by its path in the folder of packages."""
+    return source_files() | native_files(interpreter.suffix)
+
+
+def _code_hash(files: Mapping[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name, file in files.items():
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _build_code(folder: Path, files: Mapping[str, Path], interpreter: Interpreter) -> None:
     _run([interpreter.executable, "-m", "venv", "--without-pip", str(folder)], "make an environment")
     packages = _site_packages(folder, interpreter)
-    for file in source_files():
-        target = packages / file.relative_to(HOME)
+    for name, file in files.items():
+        target = packages / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     # From site-packages of code/<hash> up to the heavy layer's own, as a relative path that survives a rename.
     (packages / "server.pth").write_text(f"../../../../../lib/python{interpreter.python}/site-packages\n", "utf-8")
-
-
-def _source_hash() -> str:
-    digest = hashlib.sha256()
-    for file in source_files():
-        digest.update(f"{file.relative_to(HOME)}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _site_packages(folder: Path, interpreter: Interpreter) -> Path:

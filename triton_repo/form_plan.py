@@ -40,7 +40,7 @@ def graph_with_plan(bundle: Bundle, precision: str) -> GraphRecord:
             f"`sentport build {bundle.path} --builder trt --layout padded --corpus FILE` makes one on a GPU"
         )
     held = replace(bundle, graphs=tuple(graph for graph in bundle.graphs if graph.file in built))
-    return held.select("padded", precision, "cuda", ("portable",))
+    return held.select("padded", bundle.precision_of(precision), "cuda", ("portable",))
 
 
 def models(choice: Choice) -> dict[str, ModelFolder]:

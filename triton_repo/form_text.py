@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 from sentport.bundle import Bundle, GraphRecord
 from sentport.encoder import EncoderInfo
+from sentport.engines import FLAVOURS
+from sentport.engines.opening import runnable
 from sentport.errors import SentportError
 from sentport.inputs import check_dim, prompt_text
 from triton_repo import config, settings, wire
@@ -30,7 +32,7 @@ class Choice:
     Attributes:
         name: The model's name on the server.
         bundle: The bundle.
-        graph: Its graph.
+        graph: Its graph, or its file for engine ``native``.
         device: Where the graph runs.
         threads: Compute threads in all; None = the cores that the server may use.
         batching: How requests wait and are put together.
@@ -63,6 +65,16 @@ class Choice:
             sessions=0,
             threads=0,
         )
+
+
+def graph_of(bundle: Bundle, engine: str, layout: str, precision: str, device: str) -> GraphRecord:
+    """What an engine runs of a bundle in this form.
+
+    Raises:
+        BundleError: When there is no such graph.
+    """
+    provider = "cpu" if device == "cpu" else "cuda"
+    return runnable(bundle, engine).select(layout, bundle.precision_of(precision), provider, FLAVOURS[engine])
 
 
 def models(choice: Choice, fixed: Fixed | None) -> dict[str, ModelFolder]:
@@ -110,7 +122,8 @@ def warmup_lines(samples: Mapping[str, str]) -> list[str]:
 
 def _config(choice: Choice, fixed: Fixed | None, samples: Mapping[str, str]) -> str:
     graph = choice.graph
-    values = {settings.FORM: "text", "device": choice.device, "layout": graph.layout, "precision": graph.precision}
+    values = {settings.FORM: "text", settings.ENGINE: choice.engine, "device": choice.device}
+    values |= {"layout": graph.layout, "precision": graph.precision}
     if choice.threads is not None:
         values["threads"] = str(choice.threads)
     info = choice.info

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sentport.bundle import read_bundle
 from sentport.errors import SentportError
-from triton_repo import settings, wire
+from triton_repo import form_text, settings, wire
 from triton_repo.lint import Model, Problem
 from triton_repo.lint_config import type_name
 
@@ -104,7 +104,8 @@ def bundle(model: Model) -> Iterator[Problem]:
             opened = read_bundle(folder)
             opened.tokenizer_file()
             if values[settings.FORM] == "text":
-                opened.graph_file(opened.select(values["layout"], values["precision"], values["device"]))
+                asked = (values["layout"], values["precision"], values["device"])
+                opened.graph_file(form_text.graph_of(opened, settings.engine(values), *asked))
         except (SentportError, KeyError) as error:
             yield Problem("", str(error), "write the repository again", f"{version.name}/{settings.BUNDLE_FOLDER}")
             continue

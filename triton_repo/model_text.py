@@ -80,7 +80,7 @@ class TextModel:
         values = settings.values(config)
         encoder = Encoder(
             folder / settings.BUNDLE_FOLDER,
-            engine="onnxruntime",
+            engine=settings.engine(values),
             layout=values["layout"],
             precision=values["precision"],
             threads=settings.whole("threads", values.get("threads")),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sentport.errors import SentportError
-from triton_repo.source import HOME, source_files
+from triton_repo.source import source_files
 
 DOCKERFILE = "Dockerfile"
 DOCKERIGNORE = ".dockerignore"
@@ -102,9 +102,9 @@ def write_container_files(folder: Path, release: Release, requirements: Sequence
     # The models, which may be gigabytes, are mounted and not copied.
     (folder / DOCKERIGNORE).write_text(f"*\n!{CODE_FILE}\n", encoding="utf-8")
     with zipfile.ZipFile(folder / CODE_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in source_files():
+        for name, file in source_files().items():
             # A fixed date, so that the same source is the same image layer.
-            entry = zipfile.ZipInfo(file.relative_to(HOME).as_posix(), date_time=(2020, 1, 1, 0, 0, 0))
+            entry = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
             archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
 
 

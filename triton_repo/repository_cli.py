@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ _CACHE_BYTES = 256 << 20
 
 if TYPE_CHECKING:
     from triton_repo.config import Batching
+    from triton_repo.requests import Fixed
+    from triton_repo.wanted import Wanted
 
 DESCRIPTION = "Write a Triton model repository from a bundle."
 EXAMPLE = "sentport repository my-model.bundle --out models --form text"
@@ -31,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--form", default="text", help=FORM_HELP)
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; ragged: tensorrt too; plan: cuda alone (cpu)")
+    parser.add_argument(
+        "--engine",
+        choices=("onnxruntime", "native"),
+        default="onnxruntime",
+        help="native: form text on a CPU, where the server's Python has sentport-native (default %(default)s)",
+    )
     add_layout_argument(parser)
     add_precision_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads in all (default: the server's cores)")
@@ -64,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from sentport.errors import SentportError
     from triton_repo.flags import ServerFlags, address_options
     from triton_repo.releases import NEWEST, container_commands, release_named
-    from triton_repo.repository import model_name, write_repository
+    from triton_repo.repository import write_repository
     from triton_repo.requests import Fixed
 
     fixed = None
@@ -73,32 +82,40 @@ def run(arguments: argparse.Namespace) -> int:
         fixed = Fixed(arguments.fixed_prompt, arguments.fixed_dim, arguments.fixed_truncate or "allow")
     elif any(choice is not None for choice in choices):
         raise SentportError("--fixed-prompt, --fixed-dim and --fixed-truncate belong to --cache; add it")
-    out = write_repository(
+    wanted = asked_for(arguments, arguments.engine, fixed)
+    out = write_repository(wanted, arguments.out, force=arguments.force)
+    flags = ServerFlags(rate_limit=arguments.shares is not None, cache_bytes=_CACHE_BYTES if arguments.cache else 0)
+    options = [*address_options("127.0.0.1", PORTS), *flags.options()]
+    print(f"repository  {out}")
+    print(f"model       {wanted.model}")
+    if wanted.form == "text":
+        command = shlex.join(["tritonserver", "--model-repository", str(out), *options])
+        kernels = " and sentport-native" if wanted.engine == "native" else ""
+        print(f"next        {command}  (with sentport{kernels} in the server's Python)")
+        print(f"            or, all in one: {shlex.join(['sentport', 'serve', str(wanted.bundle)])}")
+        return 0
+    commands = container_commands(out, release_named(NEWEST), options, gpu=wanted.device != "cpu")
+    for head, command in zip(("next", ""), commands, strict=True):
+        print(f"{head:12}{command}")
+    return 0
+
+
+def asked_for(arguments: argparse.Namespace, engine: str, fixed: Fixed | None = None) -> Wanted:
+    """What the options that ``repository`` and ``serve`` have in common say."""
+    from triton_repo.wanted import Wanted
+
+    return Wanted(
         arguments.bundle,
-        arguments.out,
         name=arguments.name,
         form=arguments.form,
         device=arguments.device,
+        engine=engine,
         layout=arguments.layout,
         precision=arguments.precision,
         threads=arguments.threads,
         batching=batching(arguments),
         fixed=fixed,
-        force=arguments.force,
     )
-    flags = ServerFlags(rate_limit=arguments.shares is not None, cache_bytes=_CACHE_BYTES if arguments.cache else 0)
-    print(f"repository  {out}")
-    print(f"model       {arguments.name or model_name(arguments.bundle)}")
-    if arguments.form == "text":
-        more = "".join(f" {option}" for option in flags.options())
-        print(f"next        tritonserver --model-repository {out}{more}  (with sentport in the server's Python)")
-        print(f"            or, all in one: sentport serve {arguments.bundle}")
-        return 0
-    options = [*address_options("127.0.0.1", PORTS), *flags.options()]
-    commands = container_commands(out, release_named(NEWEST), options, gpu=arguments.device != "cpu")
-    for head, command in zip(("next", ""), commands, strict=True):
-        print(f"{head:12}{command}")
-    return 0
 
 
 def batching(arguments: argparse.Namespace) -> Batching:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from sentport.cli.options import add_layout_argument, add_precision_argument
 from sentport.errors import SentportError
 from sentport.hardware import cuda_devices
-from triton_repo.repository_cli import FORM_HELP, PORTS, QUEUE_OPTIONS, add_batching, batching
+from triton_repo.repository_cli import FORM_HELP, PORTS, QUEUE_OPTIONS, add_batching, asked_for
 
 if TYPE_CHECKING:
     from triton_repo.flags import ServerFlags
@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="the model's name on the server (default: the bundle folder's)")
     parser.add_argument("--device", choices=("cpu", "cuda", "tensorrt"), default="cpu", help="default %(default)s")
     parser.add_argument("--form", choices=("text", "ragged"), default="text", help=FORM_HELP)
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "onnxruntime", "native"),
+        default="auto",
+        help="auto: native where bundle, CPU and the server's Python have it, else onnxruntime (default %(default)s)",
+    )
     add_layout_argument(parser)
     add_precision_argument(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine in all (default: all cores)")
@@ -95,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace, folder: Path) -> int:
     from triton_repo.environment import prepare_environment
-    from triton_repo.repository import model_name, write_repository
+    from triton_repo.repository import write_repository
     from triton_repo.server import TritonServer
     from triton_repo.serving import Follower, keep_serving
 
@@ -106,20 +112,10 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
     if not arguments.quiet:
         logging.getLogger("triton_repo").setLevel(logging.DEBUG if arguments.verbose else logging.INFO)
     flags = _flags(arguments)
-    name = arguments.name or model_name(arguments.bundle)
     # Before the environment, which can take minutes: a bundle that is none is said at once.
-    repository = write_repository(
-        arguments.bundle,
-        folder / "models",
-        name=name,
-        form=arguments.form,
-        device=arguments.device,
-        layout=arguments.layout,
-        precision=arguments.precision,
-        threads=arguments.threads,
-        batching=batching(arguments),
-    )
-    follower = Follower(arguments.bundle, name, arguments.other_space, _say) if arguments.follow else None
+    wanted = asked_for(arguments, _engine(arguments))
+    repository = write_repository(wanted, folder / "models")
+    follower = Follower(wanted.bundle, wanted.model, arguments.other_space, _say) if arguments.follow else None
     environment = prepare_environment(arguments.server_env, arguments.device)
     asked = {service: getattr(arguments, f"{service}_port") for service in ("http", "grpc", "metrics")}
 
@@ -138,12 +134,31 @@ def _serve(arguments: argparse.Namespace, folder: Path) -> int:
         )
 
     def ready(server: TritonServer) -> None:
-        print(_addresses(server.models, server.http_url, server.grpc_url, server.metrics_url), flush=True)
+        print(f"model    {', '.join(server.models)}\nengine   {wanted.engine}\nhttp     http://{server.http_url}")
+        print(f"grpc     {server.grpc_url}\nmetrics  {server.metrics_url}", flush=True)
         if not arguments.quiet:
             _say("ready; Ctrl-C stops the server")
 
     keep_serving(make, ready, follower, _say)
     return 0
+
+
+def _engine(arguments: argparse.Namespace) -> str:
+    """The engine to serve with: what is asked for, and of ``auto`` the best that bundle, CPU and server have."""
+    from sentport.bundle import read_bundle
+    from sentport.engines.opening import best_engine
+    from triton_repo.environment import find_interpreter, gets_native
+
+    asked: str = arguments.engine
+    if asked == "auto":
+        best = best_engine(read_bundle(arguments.bundle), arguments.layout, arguments.precision, arguments.device)
+        return best if best != "native" or gets_native() else "onnxruntime"
+    if asked == "native" and not gets_native():
+        raise SentportError(
+            "engine native was asked for, but no kernels are installed here for the server's Python "
+            f"{find_interpreter().python}; `make native` in the repository builds them, or use --engine onnxruntime"
+        )
+    return asked
 
 
 def _flags(arguments: argparse.Namespace) -> ServerFlags:
@@ -157,25 +172,16 @@ def _print_container(arguments: argparse.Namespace) -> int:
     """Print the shell commands that make the repository and the image, and run it; nothing is written."""
     from triton_repo.flags import address_options
     from triton_repo.releases import container_commands, release_named
-    from triton_repo.repository import model_name, planned
+    from triton_repo.repository import planned
 
     if arguments.follow:
         raise SentportError("--follow is for the server that sentport starts itself; leave out --container")
+    if arguments.engine == "native":
+        raise SentportError("the container has no kernels of engine native; leave out --engine, or --container")
     release = release_named(arguments.container)
-    planned(
-        arguments.bundle,
-        arguments.name,
-        arguments.form,
-        arguments.device,
-        arguments.layout,
-        arguments.precision,
-        arguments.threads,
-        batching(arguments),
-        None,
-        release,
-    )
-    name = arguments.name or model_name(arguments.bundle)
-    out = Path(f"{name}.models").absolute()
+    wanted = asked_for(arguments, "onnxruntime")
+    planned(wanted, release)
+    out = Path(f"{wanted.model}.models").absolute()
     flags = _flags(arguments)
     shown = flags if flags.key is None else replace(flags, key=_KEY_PLACE)
     ports = {service: getattr(arguments, f"{service}_port") for service in ("http", "grpc", "metrics")}
@@ -202,10 +208,6 @@ def _repository_words(arguments: argparse.Namespace) -> list[str]:
         if value != parser.get_default(name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
-
-
-def _addresses(models: list[str], http_url: str, grpc_url: str, metrics_url: str) -> str:
-    return f"model    {', '.join(models)}\nhttp     http://{http_url}\ngrpc     {grpc_url}\nmetrics  {metrics_url}"
 
 
 def _say(message: str) -> None:

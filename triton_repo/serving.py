@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from sentport.bundle import DESCRIPTION_FILE
+from sentport.bundle import is_bundle
 from sentport.errors import SentportError
 from triton_repo import supervisor
 from triton_repo.config import CONFIG_FILE
@@ -36,14 +36,21 @@ class Follower:
         self._name = name
         self._other_space = other_space
         self._say = say
-        self._seen = self._stamp()
+        self._seen = self._last = self._stamp()
 
     def look(self, server: TritonServer) -> None:
-        """Serve the bundle if it is another one than at the last look; a refusal is told and changes nothing."""
+        """Serve the bundle if it is another one, and was the same at the last two looks: copying one takes a while.
+
+        A refusal is told, and so is a bundle that is gone; neither changes what is served.
+        """
         stamp = self._stamp()
-        if stamp is None or stamp == self._seen:
+        settled, self._last = stamp == self._last, stamp
+        if not settled or stamp == self._seen:
             return
         self._seen = stamp
+        if not stamp:
+            self._say(f"{self._bundle} is gone; the server goes on with what was in it, until there is a new one")
+            return
         config = server.repository / self._name / CONFIG_FILE
         before = config.read_text(encoding="utf-8")
         try:
@@ -64,12 +71,15 @@ class Follower:
                 shutil.rmtree(old)
         self._say(f"version {added.version} of {self._name} is served")
 
-    def _stamp(self) -> tuple[int, int] | None:
+    def _stamp(self) -> list[tuple[Path, int, int, int]]:
+        """What tells states of the folder apart; nothing where it is no bundle."""
         try:
-            status = (self._bundle / DESCRIPTION_FILE).stat()
-        except OSError:  # the moment between two renames
-            return None
-        return status.st_ino, status.st_mtime_ns
+            found = [(path, path.lstat()) for path in sorted(self._bundle.rglob("*"))]
+        except OSError:  # a file that went meanwhile
+            found = []
+        if not is_bundle(self._bundle):
+            return []
+        return [(path, status.st_ino, status.st_size, status.st_mtime_ns) for path, status in found]
 
 
 def keep_serving(

@@ -20,10 +20,13 @@ FORM = "form"
 PART_OF = "part_of"
 # Token counts that the tokenizer of form ``plan`` pads requests to.
 EDGES = "edges"
+# What runs form ``text``.
+ENGINE = "engine"
+ENGINES = ("onnxruntime", "native")
 # Every parameter that one of our python models reads.
 KNOWN = frozenset(
     {
-        *(FORM, PART_OF, EDGES, wire.ENCODER, "device", "layout", "precision", "threads"),
+        *(FORM, PART_OF, EDGES, ENGINE, wire.ENCODER, "device", "layout", "precision", "threads"),
         *("fixed_prompt", "fixed_dim", "fixed_on_truncate"),
     }
 )
@@ -46,6 +49,18 @@ def whole(name: str, value: str | None) -> int | None:
     if not _WHOLE.fullmatch(value) or int(value) < 1:
         raise SentportError(f"parameter {name} of config.pbtxt is {value!r}; expected a whole number from 1")
     return int(value)
+
+
+def engine(given: Mapping[str, str]) -> str:
+    """What runs form ``text``; a config without it is of the time when that was ONNX Runtime alone.
+
+    Raises:
+        SentportError: When it is something else.
+    """
+    named = given.get(ENGINE, "onnxruntime")
+    if named not in ENGINES:
+        raise SentportError(f"parameter {ENGINE} of config.pbtxt is {named!r}; expected one of {', '.join(ENGINES)}")
+    return named
 
 
 def edges(value: str | None, longest: int) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ def add_version(bundle: Path, repository: Path, name: str, *, other_space: bool 
     opened, graph = _fitting(bundle, served, ragged)
     if opened.spec.fingerprint != served["fingerprint"]:
         _check_other_space(bundle, opened, served, text, ragged, other_space)
-        choice = Choice(name, opened, graph, served["device"], None, Batching())
+        choice = Choice(name, opened, graph, served["device"], None, Batching(), served["engine"])
         text = config.with_parameter(text, wire.ENCODER, form_text.described(choice.info))
     if ragged:
         return _write(repository / form_ragged.graph_model(name), form_ragged.graph_files(opened, graph), None)
@@ -71,12 +71,13 @@ def add_version(bundle: Path, repository: Path, name: str, *, other_space: bool 
 def _fitting(bundle: Path, served: dict[str, Any], ragged: bool) -> tuple[Bundle, GraphRecord]:
     opened = read_bundle(bundle)
     opened.tokenizer_file()
-    provider = "cpu" if served["device"] == "cpu" else "cuda"
     if ragged:
+        provider = "cpu" if served["device"] == "cpu" else "cuda"
         graph = opened.select("packed", served["precision"], provider, form_ragged.FLAVOURS)
         form_ragged.check_graph(graph, served["device"], release_named(NEWEST))
     else:
-        graph = opened.select(served["layout"], served["precision"], provider)
+        asked = (served["engine"], served["layout"], served["precision"], served["device"])
+        graph = form_text.graph_of(opened, *asked)
     opened.graph_file(graph)
     return opened, graph
 

@@ -51,7 +51,8 @@ class HttpPeer:
         self, variant: Variant, python: Path, checkpoint: Path, threads: int, clients: int, texts_per_request: int
     ) -> None:
         assert variant.command
-        self.name = f"{variant.title}, {texts_per_request} texts a request"
+        self._request = "1 text a request" if texts_per_request == 1 else f"{texts_per_request} texts a request"
+        self.name = f"{variant.title}, {self._request}"
         self._variant, self._threads, self._source = variant, threads, checkpoint.resolve().name
         self._size, self._texts = texts_per_request, [""]
         port = _free_port()
@@ -89,7 +90,7 @@ class HttpPeer:
             sessions=1,
             threads=self._threads,
             own_policy=f"{self._variant.grouping}, {self._clients} clients",
-            transport=f"http, {self._clients} clients, {self._size} texts a request",
+            transport=f"http, {self._clients} clients, {self._request}",
             peer=True,
             peer_versions=", ".join(self._variant.module.REQUIREMENTS),
         )

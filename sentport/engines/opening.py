@@ -58,16 +58,16 @@ def _open_bundle(path: Path, engine: str, layout: str, precision: str, threads: 
     bundle = read_bundle(path)
     if engine == "torch":
         raise EngineError(f"engine torch runs checkpoints, and {path} is a bundle; give the checkpoint folder")
-    name = _best_engine(bundle, layout, precision, device) if engine == "auto" else engine
+    name = best_engine(bundle, layout, precision, device) if engine == "auto" else engine
     device = _resolve_device(name, device)
     # TensorRT parses plain operators alone, wherever it is reached from.
     flavours = ("portable",) if device == "tensorrt" else FLAVOURS[name]
-    graph = runnable(bundle, name).select(layout, precision, device, flavours)
+    graph = runnable(bundle, name).select(layout, bundle.precision_of(precision), device, flavours)
     definition = bundle.tokenizer_file().read_text(encoding="utf-8")
     return Opened(bundle.spec, definition, open_graph(bundle, graph, name, threads, device), graph.sha256)
 
 
-def _best_engine(bundle: Bundle, layout: str, precision: str, device: str) -> str:
+def best_engine(bundle: Bundle, layout: str, precision: str, device: str) -> str:
     """``native`` on a CPU, where it is installed, runs the precision and the bundle has its file; else ``onnxruntime``.
 
     Who names a layout asks for a graph. Device ``auto`` means CUDA where there is one.

@@ -30,6 +30,7 @@ from sentport.gate import check
 from sentport.suite import load_suite
 from sentport.tokenizer import Tokenizer
 from triton_repo.repository import write_repository
+from triton_repo.wanted import Wanted
 
 TEXTS = ["the cat sat on the mat .", "", "a", "日本", "a dog ran in the park " * 12, "the cat " * 40, "é !", "a"]
 ROWS = [[2, 7, 9, 11, 3], [2, 3], [], [2, *range(5, 24), 3], [2, 8, 3]]
@@ -223,10 +224,10 @@ def test_commands_take_a_layout(
 
 def test_a_server_model_is_written_for_a_layout(both_layouts: Path, tiny_bundle: Path, tmp_path: Path) -> None:
     for layout in ("padded", "packed"):
-        config = write_repository(both_layouts, tmp_path / layout, layout=layout) / "tiny" / "config.pbtxt"
+        config = write_repository(Wanted(both_layouts, layout=layout), tmp_path / layout) / "tiny" / "config.pbtxt"
         assert f'key: "layout" value: {{ string_value: "{layout}" }}' in config.read_text()
     with pytest.raises(BundleError, match="no graph of layout packed"):
-        write_repository(tiny_bundle, tmp_path / "none", layout="packed")
+        write_repository(Wanted(tiny_bundle, layout="packed"), tmp_path / "none")
 
 
 def test_the_bench_sets_both_layouts_side_by_side(both_layouts: Path) -> None:

@@ -23,6 +23,7 @@ from triton_repo import form_ragged
 from triton_repo.model_text import TextModel
 from triton_repo.repository import write_repository
 from triton_repo.requests import TextRequest
+from triton_repo.wanted import Wanted
 
 TEXTS = ["sat on the mat .", "", "a dog", "日本", "the red mat " * 30, "a dog", "the cat sat"]
 # One, a longer one, and one that truncation cuts so that nothing but the last special token is left to pool.
@@ -170,7 +171,7 @@ def test_ragged_form_leaves_the_prompt_out(
     bundle: Path, source: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(form_ragged, "FLAVOURS", ("ort",))  # the one that this bundle has
-    ragged = Ragged(write_repository(bundle, tmp_path / "models", form="ragged"), "prompts")
+    ragged = Ragged(write_repository(Wanted(bundle, form="ragged"), tmp_path / "models"), "prompts")
     assert ragged.inputs == ["input_ids", "attention_mask", "pooling_mask"]
     prompts = ("passage", "", "endless")
     answers = ragged.answer([request(*TEXTS, prompt=prompt) for prompt in prompts])

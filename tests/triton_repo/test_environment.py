@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -14,9 +15,17 @@ import pytest
 
 from sentport.errors import SentportError
 from triton_repo import environment
-from triton_repo.environment import REQUIREMENTS, Interpreter, ServerEnvironment, find_interpreter, prepare_environment
+from triton_repo.environment import (
+    REQUIREMENTS,
+    Interpreter,
+    ServerEnvironment,
+    find_interpreter,
+    gets_native,
+    prepare_environment,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 class FakeBuild:
@@ -41,7 +50,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     fake = FakeBuild()
     monkeypatch.setattr(environment, "_build", fake)
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    interpreter = Interpreter(sys.executable, here, "of the test", "/nowhere/libpython.so")
+    interpreter = Interpreter(sys.executable, here, "of the test", "/nowhere/libpython.so", SUFFIX)
     monkeypatch.setattr(environment, "find_interpreter", lambda: interpreter)
     return fake
 
@@ -52,7 +61,9 @@ def test_no_suitable_python_names_the_container() -> None:
 
 
 def test_missing_library_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_probe", lambda candidate: ("3.12", "3.12.1", "/x/python3.12", ["/nowhere"]))
+    monkeypatch.setattr(
+        environment, "_probe", lambda candidate: ("3.12", "3.12.1", "/x/python3.12", ".so", ["/nowhere"])
+    )
     monkeypatch.setattr("triton_repo.environment.shutil.which", lambda name, path=None: None)
     with pytest.raises(SentportError, match=r"libpython3.12.so.1.0.*apt-get install libpython3.12"):
         find_interpreter(["python3.12"])
@@ -81,11 +92,56 @@ def test_built_once_then_reused(build: FakeBuild, tmp_path: Path) -> None:
 
 def test_changed_source_costs_a_layer_only(build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare_environment(tmp_path / "env")
-    monkeypatch.setattr(environment, "_source_hash", lambda: "another")
+    monkeypatch.setattr(environment, "_code_hash", lambda files: "another")
     second = prepare_environment(tmp_path / "env")
     assert build.devices == ["cpu"]
     assert first.bin.is_dir(), "a server that runs from the old layer keeps it"
     assert second.bin == tmp_path / "env" / "code" / "another" / "bin"
+
+
+def install_kernels(site: Path, suffix: str, content: str) -> None:
+    """A distribution ``sentport-native`` as pip leaves it."""
+    files = ("sentport_native/__init__.py", f"sentport_native/_native{suffix}", "sentport_native/__init__.cpython.pyc")
+    for name in (*files, "sentport_native-1.dist-info/METADATA", "sentport_native-1.dist-info/RECORD"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(content)
+    (site / "sentport_native-1.dist-info" / "METADATA").write_text("Name: sentport-native\nVersion: 1\n")
+    (site / "sentport_native-1.dist-info" / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+
+
+def test_kernels_that_are_installed_here_go_along(
+    build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    layers = []
+    for content in ("one", "other"):
+        install_kernels(tmp_path / "site", SUFFIX, content)
+        assert gets_native()
+        made = prepare_environment(tmp_path / "env")
+        layers.append(made.bin.parent)
+        (packages,) = made.bin.parent.glob("lib/python3.*/site-packages")
+        held = {path.name: path.read_text() for path in (packages / "sentport_native").iterdir()}
+        assert held == {"__init__.py": content, f"_native{SUFFIX}": content}
+    assert layers[0] != layers[1], "other kernels are another layer"
+    assert build.devices == ["cpu"]
+
+
+@pytest.mark.parametrize("fault", ["another Python's", "no module", "removed", "no record"])
+def test_kernels_that_the_server_cannot_load_stay_out(
+    build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    site = tmp_path / "site"
+    suffix = {"another Python's": ".cpython-27-x86_64-linux-gnu.so", "no module": ".txt"}.get(fault, SUFFIX)
+    install_kernels(site, suffix, "")
+    if fault == "removed":
+        (site / "sentport_native" / f"_native{suffix}").unlink()
+    elif fault == "no record":
+        (site / "sentport_native-1.dist-info" / "RECORD").unlink()
+    monkeypatch.syspath_prepend(site)
+    assert not gets_native()
+    assert not list(
+        prepare_environment(tmp_path / "env").bin.parent.glob("lib/python3.*/site-packages/sentport_native")
+    )
 
 
 def test_default_folder_is_the_users_cache(build: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,12 @@ def test_what_asks_for_the_key(busy: Busy) -> None:
     busy.still_right()
 
 
+def look(follower: Follower, busy: Busy) -> None:
+    """Two looks: what changes between them is still being written."""
+    follower.look(busy.server)
+    follower.look(busy.server)
+
+
 def test_new_bundle_drops_no_request(busy: Busy, tiny_bundle: Path, both_layouts: Path, tmp_path: Path) -> None:
     """The bundle that is followed is replaced by another one with the same fingerprint, under load."""
     done = threading.Event()
@@ -134,9 +140,9 @@ def test_new_bundle_drops_no_request(busy: Busy, tiny_bundle: Path, both_layouts
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(keep_asking, number) for number in range(8)]
         try:
-            follower.look(busy.server)  # nothing has changed
+            look(follower, busy)  # nothing has changed
             replace_folder(Path(shutil.copytree(both_layouts, tmp_path / "new")), watched)
-            follower.look(busy.server)
+            look(follower, busy)
             time.sleep(0.2)
         finally:
             done.set()
@@ -153,10 +159,10 @@ def test_bundle_of_another_space_is_refused_unless_told(busy: Busy, both_layouts
     write_description(replace(other, spec=replace(other.spec, weights_sha256="0" * 64)))
     replace_folder(other.path, watched)
     changed = read_bundle(watched).spec.fingerprint
-    strict.look(busy.server)
+    look(strict, busy)
     with busy.client() as client:
         assert client.info.fingerprint == busy.encoder.info.fingerprint
-    free.look(busy.server)
+    look(free, busy)
     with busy.client() as client:
         assert client.info.fingerprint == changed
     assert re.fullmatch(r"the new bundle is not served: .* fingerprint .*, or allow it with --other-space", said[0])

@@ -23,6 +23,7 @@ from triton_repo.lint_rules import RULES
 from triton_repo.releases import RELEASES
 from triton_repo.repository import write_repository
 from triton_repo.requests import Fixed
+from triton_repo.wanted import Wanted
 
 # What ONNX Runtime raises; for the names of a feed, its Python part.
 REFUSALS = (Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, ValueError)
@@ -47,7 +48,7 @@ def ours(both_layouts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "ragged-cuda": {"form": "ragged", "device": "cuda"},
         "ragged-tensorrt": {"form": "ragged", "device": "tensorrt", "batching": Batching(8, max_queue=0)},
     }
-    return {kind: write_repository(both_layouts, folder / kind, **options) for kind, options in kinds.items()}
+    return {kind: write_repository(Wanted(both_layouts, **options), folder / kind) for kind, options in kinds.items()}
 
 
 @pytest.mark.parametrize("kind", ["text", "cacheable", "ragged", "text-cuda", "ragged-cuda", "ragged-tensorrt"])
@@ -186,7 +187,7 @@ SPOILED = [
 
 @pytest.mark.parametrize("spoiled", SPOILED, ids=lambda each: each.rule)
 def test_spoiled_ragged_repository(both_layouts: Path, tmp_path: Path, spoiled: Spoiled) -> None:
-    repository = write_repository(both_layouts, tmp_path / "models", form="ragged", threads=1)
+    repository = write_repository(Wanted(both_layouts, form="ragged", threads=1), tmp_path / "models")
     folder = repository / spoiled.model
     text = (folder / "config.pbtxt").read_text()
     assert spoiled.old in text
@@ -199,7 +200,7 @@ def test_spoiled_ragged_repository(both_layouts: Path, tmp_path: Path, spoiled: 
 
 
 def test_cache_where_answers_depend_on_parameters(both_layouts: Path, tmp_path: Path) -> None:
-    repository = write_repository(both_layouts, tmp_path / "models")
+    repository = write_repository(Wanted(both_layouts), tmp_path / "models")
     config = repository / "tiny" / "config.pbtxt"
     config.write_text(config.read_text().replace("enable: false", "enable: true"))
     several, parameters = lint(repository, TARGET)
@@ -273,7 +274,7 @@ def test_every_rule_is_broken_by_some_test() -> None:
 
 
 def test_ragged_without_batches(both_layouts: Path, tmp_path: Path) -> None:
-    repository = write_repository(both_layouts, tmp_path / "models", form="ragged")
+    repository = write_repository(Wanted(both_layouts, form="ragged"), tmp_path / "models")
     for model in ("tiny", "tiny_tokens", "tiny_graph"):
         config = repository / model / "config.pbtxt"
         config.write_text(config.read_text().replace("max_batch_size: 64", "max_batch_size: 0"))

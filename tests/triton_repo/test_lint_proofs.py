@@ -27,6 +27,7 @@ from triton_repo.lint_rules import RULES
 from triton_repo.releases import RELEASES
 from triton_repo.repository import write_repository
 from triton_repo.server import TritonServer, _answers, _choose_ports, _post
+from triton_repo.wanted import Wanted
 
 CORE = ("tokenizers==0.23.3", "onnxruntime==1.31.1")
 
@@ -79,7 +80,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path) -> tuple
         "bundle": ('\\"fingerprint\\": \\"', '\\"fingerprint\\": \\"0'),
     }
     for name, (old, new) in ours.items():
-        written = write_repository(tiny_bundle, models.parent / name, name=name, threads=1)
+        written = write_repository(Wanted(tiny_bundle, name=name, threads=1), models.parent / name)
         config = written / name / "config.pbtxt"
         assert old in config.read_text()
         config.write_text(config.read_text().replace(old, new, 1))

@@ -212,6 +212,7 @@ def test_opened_from_a_config(tiny_bundle: Path, tmp_path: Path, encoder: Encode
     [
         ({"threads": "two"}, "parameter threads of config.pbtxt is 'two'; expected a whole number from 1"),
         ({"device": "cuda"}, "device cuda was asked for"),
+        ({"engine": "torch"}, "parameter engine of config.pbtxt is 'torch'; expected one of onnxruntime, native"),
         ({"precision": "fp16"}, "has no graph with layout padded in fp16"),
         ({wire.ENCODER: '{"fingerprint": "0"}'}, "config.pbtxt describes another model"),
     ],

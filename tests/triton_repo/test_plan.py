@@ -25,6 +25,7 @@ from triton_repo.releases import RELEASES
 from triton_repo.repository import write_repository
 from triton_repo.requests import Fixed
 from triton_repo.versions import add_version
+from triton_repo.wanted import Wanted
 
 PASSED = {
     "state": "passed",
@@ -45,7 +46,7 @@ def bundle(both_layouts: Path, tmp_path: Path) -> Bundle:
 @pytest.fixture
 def repository(bundle: Bundle, tmp_path: Path) -> Path:
     write_fake_plan(bundle, "padded", parity=PASSED)
-    return write_repository(bundle.path, tmp_path / "models", form="plan", device="cuda")
+    return write_repository(Wanted(bundle.path, form="plan", device="cuda"), tmp_path / "models")
 
 
 def tokens_of(repository: Path) -> TokenModel:
@@ -107,14 +108,14 @@ def test_what_is_refused(
     for values in plans:
         write_fake_plan(bundle, "padded", **values)
     with pytest.raises(SentportError, match=says):
-        write_repository(bundle.path, tmp_path / "models", **{"form": "plan", "device": "cuda", **options})
+        write_repository(Wanted(bundle.path, **{"form": "plan", "device": "cuda", **options}), tmp_path / "models")
 
 
 def test_a_changed_plan_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     plan = write_fake_plan(bundle, "padded", parity=PASSED)
     (bundle.path / plan.file).write_bytes(b"other")
     with pytest.raises(SentportError, match="has changed"):
-        write_repository(bundle.path, tmp_path / "models", form="plan", device="cuda")
+        write_repository(Wanted(bundle.path, form="plan", device="cuda"), tmp_path / "models")
 
 
 def test_it_takes_no_new_version(repository: Path, bundle: Bundle) -> None:
@@ -125,5 +126,5 @@ def test_it_takes_no_new_version(repository: Path, bundle: Bundle) -> None:
 def test_a_small_batch_is_kept(bundle: Bundle, tmp_path: Path) -> None:
     write_fake_plan(bundle, "padded", parity=PASSED)
     batching = Batching(max_batch=1)
-    models = write_repository(bundle.path, tmp_path / "models", form="plan", device="cuda", batching=batching)
+    models = write_repository(Wanted(bundle.path, form="plan", device="cuda", batching=batching), tmp_path / "models")
     assert parsed(models, "tiny_plan").max_batch_size == 1

@@ -32,6 +32,7 @@ from triton_repo.model_tokens import TokenAnswer
 from triton_repo.releases import CODE_FILE, CONTAINER_FILES, RELEASES
 from triton_repo.repository import write_repository
 from triton_repo.versions import add_version
+from triton_repo.wanted import Wanted
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "red", "blue", "park", "é", "日"]
 LONG = "the cat sat on a mat " * 30
@@ -39,7 +40,9 @@ LONG = "the cat sat on a mat " * 30
 
 @pytest.fixture(scope="module")
 def repository(both_layouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_repository(both_layouts, tmp_path_factory.mktemp("ragged") / "models", form="ragged", threads=2)
+    return write_repository(
+        Wanted(both_layouts, form="ragged", threads=2), tmp_path_factory.mktemp("ragged") / "models"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,9 @@ def test_configs_fit_together_and_the_graph(repository: Path) -> None:
 
 @pytest.mark.parametrize(("device", "names"), [("cuda", ["cuda"]), ("tensorrt", ["tensorrt", "cuda"])])
 def test_on_a_gpu(both_layouts: Path, tmp_path: Path, device: str, names: list[str]) -> None:
-    config = parsed(write_repository(both_layouts, tmp_path / "models", form="ragged", device=device), "tiny_graph")
+    config = parsed(
+        write_repository(Wanted(both_layouts, form="ragged", device=device), tmp_path / "models"), "tiny_graph"
+    )
     accelerators = {
         each.name: each.parameters for each in config.optimization.execution_accelerators.gpu_execution_accelerator
     }
@@ -230,6 +235,9 @@ def test_container_commands(
         (["--container", "24.10", "--http-port", "0"], "--http-port is 0; expected one from 1 to 65535"),
         (["--form", "ragged"], "form ragged needs the onnxruntime backend"),
         (["--other-space"], "--other-space belongs to --follow"),
+        (["--container", "24.10", "--engine", "native"], "the container has no kernels of engine native; leave out"),
+        (["--form", "ragged", "--engine", "native"], "form ragged needs the onnxruntime backend"),
+        (["--engine", "native", "--layout", "padded"], "but engine native runs packed graphs; leave it out, or use"),
     ],
 )
 def test_what_serve_refuses(

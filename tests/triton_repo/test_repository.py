@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Cli
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import deserialize_bytes_tensor
@@ -22,6 +24,7 @@ from triton_repo.config import Batching
 from triton_repo.form_text import WARMUP_TEXTS
 from triton_repo.repository import write_repository
 from triton_repo.requests import Fixed
+from triton_repo.wanted import Wanted
 
 
 def parsed(out: Path, name: str) -> Any:
@@ -32,7 +35,7 @@ def parsed(out: Path, name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def written(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_repository(tiny_bundle, tmp_path_factory.mktemp("repository") / "models", threads=2)
+    return write_repository(Wanted(tiny_bundle, threads=2), tmp_path_factory.mktemp("repository") / "models")
 
 
 def test_config(written: Path, tiny_bundle: Path) -> None:
@@ -58,6 +61,7 @@ def test_config(written: Path, tiny_bundle: Path) -> None:
     assert policy.allow_timeout_override
     settings = {key: value.string_value for key, value in config.parameters.items()}
     encoder = json.loads(settings.pop(wire.ENCODER))
+    assert settings.pop("engine") == encoder["engine"] == "onnxruntime"
     assert settings == {"form": "text", "device": "cpu", "layout": "padded", "precision": "fp32", "threads": "2"}
     assert encoder["fingerprint"] == read_bundle(tiny_bundle).spec.fingerprint
     assert encoder["prompts"] == read_bundle(tiny_bundle).spec.prompts
@@ -68,10 +72,10 @@ def test_a_lower_precision_is_served_by_name_alone(tiny_bundle: Path, tmp_path: 
     exact, other = bundle.graphs
     write_description(replace(bundle, graphs=(exact, replace(other, precision="fp16"))))
     for asked, served in (("auto", "fp32"), ("fp16", "fp16")):
-        out = write_repository(bundle.path, tmp_path / asked, precision=asked)
+        out = write_repository(Wanted(bundle.path, precision=asked), tmp_path / asked)
         assert parsed(out, "low").parameters["precision"].string_value == served
     with pytest.raises(BundleError, match="has no graph with layout auto in int8"):
-        write_repository(bundle.path, tmp_path / "none", precision="int8")
+        write_repository(Wanted(bundle.path, precision="int8"), tmp_path / "none")
 
 
 def test_warmup_files_hold_one_text_each(written: Path) -> None:
@@ -88,8 +92,9 @@ def test_bundle_inside_is_linked_and_whole(written: Path, tiny_bundle: Path) -> 
     inside = written / "tiny" / "1" / "bundle"
     files = [path.relative_to(tiny_bundle) for path in tiny_bundle.rglob("*") if path.is_file()]
     assert len(files) > 3
-    for file in files:
-        assert (inside / file).samefile(tiny_bundle / file)
+    for file in files:  # what engine native maps is a copy: it may be written over in place
+        assert (inside / file).samefile(tiny_bundle / file) == (file.suffix != ".safetensors")
+        assert (inside / file).read_bytes() == (tiny_bundle / file).read_bytes()
     with Encoder(inside, threads=1) as encoder:
         assert encoder.encode(["a"]).shape == (1, 24)
 
@@ -101,21 +106,34 @@ def test_bundle_is_copied_where_links_are_not_possible(
         raise OSError("cross-device link")
 
     monkeypatch.setattr("os.link", no_links)
-    out = write_repository(tiny_bundle, tmp_path / "models")
+    out = write_repository(Wanted(tiny_bundle), tmp_path / "models")
     assert not (out / "tiny" / "1" / "bundle" / "bundle.json").samefile(tiny_bundle / "bundle.json")
     assert read_bundle(out / "tiny" / "1" / "bundle").spec == read_bundle(tiny_bundle).spec
 
 
 def test_gpu(tiny_bundle: Path, tmp_path: Path) -> None:
-    config = parsed(write_repository(tiny_bundle, tmp_path / "models", device="cuda"), "tiny")
+    config = parsed(write_repository(Wanted(tiny_bundle, device="cuda"), tmp_path / "models"), "tiny")
     (group,) = config.instance_group
     assert (group.kind, list(group.gpus)) == (model_config_pb2.ModelInstanceGroup.KIND_GPU, [0])
     assert config.parameters["device"].string_value == "cuda"
     assert "threads" not in config.parameters
 
 
+def test_a_repository_for_engine_native(tiny_bundle: Path, tmp_path: Path, cli: Cli) -> None:
+    """It lies beside no Dockerfile, since that image could not run it; what it needs is said."""
+    if not read_bundle(tiny_bundle).native:
+        pytest.skip("sentport-native was not there when the bundle was exported")
+    code, out, err = cli("repository", str(tiny_bundle), "--out", str(tmp_path / "models"), "--engine", "native")
+    assert (code, err) == (0, "")
+    assert "(with sentport and sentport-native in the server's Python)" in out
+    settings = {key: each.string_value for key, each in parsed(tmp_path / "models", "tiny").parameters.items()}
+    assert (settings["engine"], settings["layout"], settings["precision"]) == ("native", "packed", "fp32")
+    assert json.loads(settings[wire.ENCODER])["engine"] == "native"
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["grafana.json", "tiny"]
+
+
 def test_cacheable_variant_has_one_output_and_all_fixed(tiny_bundle: Path, tmp_path: Path) -> None:
-    out = write_repository(tiny_bundle, tmp_path / "models", fixed=Fixed(prompt="query", dim=7))
+    out = write_repository(Wanted(tiny_bundle, fixed=Fixed(prompt="query", dim=7)), tmp_path / "models")
     config = parsed(out, "tiny")
     assert config.response_cache.enable
     assert [(each.name, list(each.dims)) for each in config.output] == [("EMBEDDING", [7])]
@@ -129,7 +147,7 @@ def test_cacheable_variant_has_one_output_and_all_fixed(tiny_bundle: Path, tmp_p
 def test_strict_model_is_not_warmed_with_what_it_refuses(
     tiny_bundle: Path, tmp_path: Path, policy: str, samples: set[str]
 ) -> None:
-    out = write_repository(tiny_bundle, tmp_path / "models", fixed=Fixed(on_truncate=policy))
+    out = write_repository(Wanted(tiny_bundle, fixed=Fixed(on_truncate=policy)), tmp_path / "models")
     assert {sample.name for sample in parsed(out, "tiny").model_warmup} == samples
     assert {path.name for path in (out / "tiny" / "warmup").iterdir()} == samples
 
@@ -146,6 +164,11 @@ def test_strict_model_is_not_warmed_with_what_it_refuses(
         ({"form": "test"}, "form 'test' is unknown; expected one of text, ragged, plan"),
         ({"device": "auto"}, "device 'auto' is unknown"),
         ({"threads": 0}, "threads is 0"),
+        ({"engine": "openvino"}, "'openvino' is unknown to a server; expected one of onnxruntime, native"),
+        ({"engine": "native", "device": "cuda"}, "native serves form text on device cpu, not form text on cuda"),
+        ({"engine": "native", "form": "ragged"}, "native serves form text on device cpu, not form ragged on cpu"),
+        ({"engine": "native", "layout": "padded"}, "layout is 'padded', but engine native runs packed graphs"),
+        ({"engine": "native", "precision": "fp16"}, "has no (graph|file for engine native)"),
         ({"name": "a/b"}, "'a/b' cannot be a model's name"),
         ({"name": ""}, "'' cannot be a model's name"),
         ({"fixed": Fixed(prompt="summary")}, "prompt 'summary' is not saved with this model; known: .*passage"),
@@ -155,7 +178,7 @@ def test_strict_model_is_not_warmed_with_what_it_refuses(
 )
 def test_what_cannot_be_written(tiny_bundle: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SentportError, match=message):
-        write_repository(tiny_bundle, tmp_path / "models", **options)
+        write_repository(Wanted(tiny_bundle, **options), tmp_path / "models")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,14 +200,14 @@ def test_batching_limits(options: dict[str, Any], message: str) -> None:
 
 def test_queue_without_limits(tiny_bundle: Path, tmp_path: Path) -> None:
     batching = parsed(
-        write_repository(tiny_bundle, tmp_path / "m", batching=Batching(max_queue=0)), "tiny"
+        write_repository(Wanted(tiny_bundle, batching=Batching(max_queue=0)), tmp_path / "m"), "tiny"
     ).dynamic_batching
     assert batching.max_queue_delay_microseconds == 500
     assert not batching.HasField("default_queue_policy")
 
 
 def test_priorities_and_what_models_share(tiny_bundle: Path, tmp_path: Path) -> None:
-    out = write_repository(tiny_bundle, tmp_path / "models", batching=Batching(priorities=3, shares="cores"))
+    out = write_repository(Wanted(tiny_bundle, batching=Batching(priorities=3, shares="cores")), tmp_path / "models")
     config = parsed(out, "tiny")
     assert (config.dynamic_batching.priority_levels, config.dynamic_batching.default_priority_level) == (3, 2)
     (resource,) = config.instance_group[0].rate_limiter.resources
@@ -196,27 +219,27 @@ def test_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_bundle, damaged)
     (damaged / "tokenizer.json").write_text("{}")
     with pytest.raises(SentportError, match="has changed"):
-        write_repository(damaged, tmp_path / "models")
+        write_repository(Wanted(damaged), tmp_path / "models")
 
 
 def test_existing_out(tiny_bundle: Path, tmp_path: Path) -> None:
-    out = write_repository(tiny_bundle, tmp_path / "models", name="first")
+    out = write_repository(Wanted(tiny_bundle, name="first"), tmp_path / "models")
     with pytest.raises(SentportError, match="exists; add --force"):
-        write_repository(tiny_bundle, out)
-    write_repository(tiny_bundle, out, name="second", force=True)
+        write_repository(Wanted(tiny_bundle), out)
+    write_repository(Wanted(tiny_bundle, name="second"), out, force=True)
     assert [path.name for path in out.iterdir() if path.is_dir()] == ["second"]
     (out / "notes").mkdir()
     with pytest.raises(SentportError, match="is not a model repository"):
-        write_repository(tiny_bundle, out, force=True)
+        write_repository(Wanted(tiny_bundle), out, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
 def test_force_spares_models_of_others(tiny_bundle: Path, tmp_path: Path) -> None:
-    out = write_repository(tiny_bundle, tmp_path / "models")
+    out = write_repository(Wanted(tiny_bundle), tmp_path / "models")
     (out / "foreign").mkdir()
     (out / "foreign" / "config.pbtxt").write_text('name: "foreign"\nbackend: "python"\n')
     with pytest.raises(SentportError, match="models holds foreign, which `sentport repository` did not write"):
-        write_repository(tiny_bundle, out, force=True)
+        write_repository(Wanted(tiny_bundle), out, force=True)
     assert (out / "foreign" / "config.pbtxt").exists()
 
 
@@ -229,7 +252,7 @@ def test_out_that_cannot_be(tiny_bundle: Path, tmp_path: Path) -> None:
         (tmp_path / "file" / "a" / "models", "cannot be made: .*file is not a folder"),
     ):
         with pytest.raises(SentportError, match=message):
-            write_repository(tiny_bundle, out, force=True)
+            write_repository(Wanted(tiny_bundle), out, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
@@ -239,35 +262,31 @@ def test_nothing_half_written(tiny_bundle: Path, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("shutil.copyfile", fails)
     with pytest.raises(OSError, match="disk full"):
-        write_repository(tiny_bundle, tmp_path / "models")
+        write_repository(Wanted(tiny_bundle), tmp_path / "models")
     assert list(tmp_path.iterdir()) == []
 
 
-def run_command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    repository_cli.add_arguments(parser)
-    return repository_cli.run(parser.parse_args(arguments))
-
-
-def test_command(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "models"
+def test_command(tiny_bundle: Path, tmp_path: Path, cli: Cli) -> None:
+    out = tmp_path / "models of mine"
     options = ["--name", "mine", "--max-batch", "32", "--queue-delay-us", "0", "--max-queue", "9", "--threads", "1"]
-    assert run_command(str(tiny_bundle), "--out", str(out), *options, "--queue-timeout-ms", "70") == 0
+    code, printed, _ = cli("repository", str(tiny_bundle), "--out", str(out), *options, "--queue-timeout-ms", "70")
+    assert code == 0
     config = parsed(out, "mine")
     policy = config.dynamic_batching.default_queue_policy
     assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (32, 0)
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == (9, 70_000)
-    printed = capsys.readouterr().out
-    assert printed.startswith(
-        f"repository  {out}\nmodel       mine\nnext        tritonserver --model-repository {out} "
-    )
+    assert printed.startswith(f"repository  {out}\nmodel       mine\nnext        tritonserver ")
+    words = shlex.split(printed.splitlines()[2].partition("  (")[0])[1:]
+    assert words[1:3] == ["--model-repository", str(out)]
+    assert {f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")} < set(words)
 
 
-def test_command_for_the_cacheable_variant(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_command_for_the_cacheable_variant(tiny_bundle: Path, tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "models"
-    with pytest.raises(SentportError, match="belong to --cache"):
-        run_command(str(tiny_bundle), "--out", str(out), "--fixed-dim", "3")
-    assert run_command(str(tiny_bundle), "--out", str(out), "--cache", "--fixed-dim", "3") == 0
+    command = ("repository", str(tiny_bundle), "--out", str(out), "--fixed-dim", "3")
+    code, _, err = cli(*command)
+    assert (code, "belong to --cache" in err) == (2, True)
+    assert cli(*command, "--cache")[0] == 0
     assert parsed(out, "tiny").response_cache.enable
 
 

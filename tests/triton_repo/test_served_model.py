@@ -32,6 +32,7 @@ from triton_repo.repository import write_repository
 from triton_repo.requests import Fixed
 from triton_repo.server import TritonServer
 from triton_repo.transport import GrpcTransport, HttpTransport
+from triton_repo.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    models = write_repository(minilm_bundle, folder / "models", name="minilm")
+    models = write_repository(Wanted(minilm_bundle, name="minilm"), folder / "models")
     slow = Batching(delay_us=400_000, max_batch=64)
     for name, batching, fixed in (("tiny", slow, None), ("cacheable", None, Fixed(prompt="query", dim=5))):
-        out = write_repository(tiny_bundle, folder / name, name=name, threads=1, batching=batching, fixed=fixed)
+        out = write_repository(Wanted(tiny_bundle, name=name, threads=1, batching=batching, fixed=fixed), folder / name)
         (out / name).rename(models / name)
     encoders = (
         Encoder(minilm_bundle, engine="onnxruntime"),

@@ -73,8 +73,8 @@ SERVE = """
 import argparse, shutil, signal
 from triton_repo import repository, serve_cli
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-def write_repository(bundle, out, *, name, form, layout, precision, device, threads, batching):
-    shutil.copytree(bundle, out)
+def write_repository(wanted, out):
+    shutil.copytree(wanted.bundle, out)
     return out
 repository.write_repository = write_repository
 parser = argparse.ArgumentParser()
@@ -297,7 +297,7 @@ def test_kill_leaves_nothing(victim: str, models: Path, server_environment: Serv
 
 def test_serve_stops_cleanly_on_every_signal(models: Path, server_environment: ServerEnvironment) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    options = ["--server-env", str(server_environment.folder)]
+    options = ["--server-env", str(server_environment.folder), "--engine", "onnxruntime"]
     options += [word for service in ("http", "grpc", "metrics") for word in (f"--{service}-port", "0")]
     started = [
         subprocess.Popen(
@@ -312,10 +312,10 @@ def test_serve_stops_cleanly_on_every_signal(models: Path, server_environment: S
     try:
         for process, number in zip(started, numbers, strict=True):
             assert process.stdout is not None
-            addresses = [process.stdout.readline().split() for _ in range(4)]
+            addresses = [process.stdout.readline().split() for _ in range(5)]
             assert all(addresses), process.communicate(timeout=30)
-            assert [row[0] for row in addresses] == ["model", "http", "grpc", "metrics"]
-            assert addresses[0][1] == "lengths"
+            assert [row[0] for row in addresses] == ["model", "engine", "http", "grpc", "metrics"]
+            assert [row[1] for row in addresses[:2]] == ["lengths", "onnxruntime"]
             process.send_signal(number)
         for process in started:
             _, log = process.communicate(timeout=90)
@@ -331,7 +331,7 @@ def test_serve_stops_cleanly_on_every_signal(models: Path, server_environment: S
 
 def test_serve_starts_again_after_a_crash(models: Path, server_environment: ServerEnvironment) -> None:
     """On the same ports, with a line that says so; a client that tries again sees a pause and no wrong answer."""
-    options = ["--server-env", str(server_environment.folder)]
+    options = ["--server-env", str(server_environment.folder), "--engine", "onnxruntime"]
     options += [word for service in ("http", "grpc", "metrics") for word in (f"--{service}-port", "0")]
     command = [sys.executable, "-c", SERVE, str(models), *options]
     log: list[str] = []
@@ -341,7 +341,7 @@ def test_serve_starts_again_after_a_crash(models: Path, server_environment: Serv
         reader = threading.Thread(target=log.extend, args=(process.stderr,))
         reader.start()
         try:
-            address = [process.stdout.readline().split() for _ in range(4)][2][1]
+            address = [process.stdout.readline().split() for _ in range(5)][3][1]
             told = [ask_until(address, pause) for pause in (0.0, 1.2)]  # a stub's name is learnt while it lives
             (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             prefix = supervisor.region_prefix(int(child))

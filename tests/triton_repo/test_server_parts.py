@@ -24,6 +24,7 @@ from triton_repo.flags import ServerFlags, address_options, read_key
 from triton_repo.repository import write_repository
 from triton_repo.server import TritonServer, is_loopback, reason_in
 from triton_repo.serving import Follower, keep_serving
+from triton_repo.wanted import Wanted
 
 NAMESPACE = os.stat("/proc/self/ns/pid").st_ino
 
@@ -255,10 +256,46 @@ def test_crashes_are_mended_three_times() -> None:
     assert Dying.started == 4
 
 
+def look(follower: Follower, server: TritonServer, times: int = 2) -> None:
+    for _ in range(times):
+        follower.look(server)
+
+
+def test_bundle_that_is_gone_is_told_once_and_its_successor_served(tiny_bundle: Path, tmp_path: Path) -> None:
+    """The successor is copied file by file, and served when it is all there."""
+
+    class Loading(TritonServer):
+        def load(self, model: str) -> None:
+            said.append(f"loaded {model}")
+
+    said: list[str] = []
+    watched = Path(shutil.copytree(tiny_bundle, tmp_path / "watched.bundle"))
+    models = write_repository(Wanted(watched, name="tiny"), tmp_path / "models")
+    server = Loading(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()))
+    follower = Follower(watched, "tiny", False, said.append)
+    gone = f"{watched} is gone; the server goes on with what was in it, until there is a new one"
+    look(follower, server)
+    shutil.rmtree(watched)
+    follower.look(server)
+    assert said == [], "this may be the moment between two renames"
+    look(follower, server, 5)
+    assert said == [gone]
+    for name in sorted(path.relative_to(tiny_bundle) for path in tiny_bundle.rglob("*") if path.is_file()):
+        (watched / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tiny_bundle / name, watched / name)
+        follower.look(server)
+    assert said == [gone], "it is still being copied"
+    look(follower, server, 5)
+    assert said == [gone, "loaded tiny", "version 2 of tiny is served"]
+    watched.rename(tmp_path / "elsewhere")
+    look(follower, server, 5)
+    assert said[3:] == [gone], "it is told every time"
+
+
 def test_bundle_that_is_not_loaded_leaves_the_repository_as_it_was(tiny_bundle: Path, tmp_path: Path) -> None:
     """Its config above all: a server that is started again would read a model that is not there."""
     watched = Path(shutil.copytree(tiny_bundle, tmp_path / "watched.bundle"))
-    models = write_repository(watched, tmp_path / "models", name="tiny")
+    models = write_repository(Wanted(watched, name="tiny"), tmp_path / "models")
     server = TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()))  # not started: loads nothing
     said: list[str] = []
     follower = Follower(watched, "tiny", True, said.append)
@@ -266,7 +303,7 @@ def test_bundle_that_is_not_loaded_leaves_the_repository_as_it_was(tiny_bundle: 
     write_description(replace(other, spec=replace(other.spec, weights_sha256="0" * 64)))
     replace_folder(other.path, watched)
     before = (models / "tiny" / "config.pbtxt").read_text()
-    follower.look(server)
+    look(follower, server)
     assert [line for line in said if "did not load model tiny again" in line] == said != []
     assert (models / "tiny" / "config.pbtxt").read_text() == before
     assert sorted(path.name for path in (models / "tiny").iterdir()) == ["1", "config.pbtxt", "warmup"]
@@ -276,7 +313,7 @@ def test_bundle_that_cannot_be_copied_ends_nothing(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Path(shutil.copytree(tiny_bundle, tmp_path / "watched.bundle"))
-    models = write_repository(watched, tmp_path / "models", name="tiny")
+    models = write_repository(Wanted(watched, name="tiny"), tmp_path / "models")
     server = TritonServer(models, ServerEnvironment(tmp_path, tmp_path, tmp_path, ()))
     said: list[str] = []
     follower = Follower(watched, "tiny", False, said.append)
@@ -286,6 +323,6 @@ def test_bundle_that_cannot_be_copied_ends_nothing(
         raise OSError(28, "disk full")
 
     monkeypatch.setattr(shutil, "copytree", full)
-    follower.look(server)
+    look(follower, server)
     assert said == ["the new bundle is not served: [Errno 28] disk full"]
     assert not (models / "tiny" / "2").exists()
