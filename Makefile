@@ -10,7 +10,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 INSTALL = $(PIP) --editable
 # The kernels of engine native. They are built where there is a compiler; without one everything else works.
 NATIVE_STAMP := $(VENV)/.installed-native
-NATIVE_SOURCES := $(wildcard native/*.* native/src/* native/sentport_native/*)
+NATIVE_SOURCES := $(wildcard native/*.* native/src/* native/reference/* native/sentport_native/*)
 FUZZ_SECONDS ?= 30
 
 # Evaluation data, where it lies beside the checkout; tests that need it say so when it is unset.

@@ -1,7 +1,5 @@
 #include "levels.h"
 
-#include <mutex>
-#include <set>
 #include <stdexcept>
 
 namespace sentport {
@@ -47,15 +45,6 @@ Kernels kernels_of(const std::string& name) {
             return level.kernels();
         }
     throw std::invalid_argument("level " + name + " is unknown");
-}
-
-void check_once(const Kernels& kernels) {
-    static std::mutex mutex;
-    static std::set<std::string> passed;
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (passed.count(kernels.level)) return;
-    check(kernels, {13, 71, 83, 3, 20, 1});
-    passed.insert(kernels.level);
 }
 
 }  // namespace sentport

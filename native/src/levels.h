@@ -28,7 +28,8 @@ struct Sizes {
 // differs, or whose rows depend on their neighbours.
 void check(const Kernels& kernels, const Sizes& sizes);
 
-// The same at one small, odd size, once a level and process: a level is not used before.
-void check_once(const Kernels& kernels);
+// The same for 1 to 130 rows, or every so manieth of them, each with other odd sizes: 1 to 16 heads, widths on both
+// sides of a vector, a panel and a block of inputs.
+void check_all(const Kernels& kernels, int every = 1);
 
 }  // namespace sentport

@@ -41,7 +41,6 @@ void activate_vector(const std::string& name, float* x, int n) {
 
 Model::Model(const std::string& level, const Tensors& tensors, Description description)
     : kernels_(kernels_of(level)), description_(std::move(description)) {
-    check_once(kernels_);
     const auto rows_of = [&](const std::string& name) { return tensors.matrix(name).shape[0]; };
     embedded_ = static_cast<int>(tensors.matrix("embeddings.word").shape[1]);
     vocabulary_ = rows_of("embeddings.word");
@@ -63,6 +62,9 @@ Model::Model(const std::string& level, const Tensors& tensors, Description descr
     if (d.layers < 1 || d.layers > 1000 || d.heads < 1 || width_ % d.heads)
         refuse("a model of " + std::to_string(d.layers) + " layers and " + std::to_string(d.heads) +
                " heads cannot have width " + std::to_string(width_));
+    if (!(d.epsilon > 0 && d.epsilon < 1)) refuse("epsilon " + std::to_string(d.epsilon) + " is not a small number");
+    if (d.pad_id >= positions_)  // positions are counted from there on
+        refuse("pad_id " + std::to_string(d.pad_id) + " has no position; there are " + std::to_string(positions_));
     if (d.activation != "gelu" && d.activation != "gelu_tanh" && d.activation != "relu")
         refuse("activation " + d.activation + " is unknown; known: gelu, gelu_tanh, relu");
     if (tensors.has("attention.relative"))
@@ -81,6 +83,7 @@ Model::Model(const std::string& level, const Tensors& tensors, Description descr
         layers_.push_back(std::move(layer));
     }
     read_modules(tensors);
+    sentport::check(kernels_, {13, 71, 83, 3, 20, 1});  // some 2 ms: a level that errs is not used
 }
 
 Model::~Model() = default;
@@ -92,7 +95,8 @@ Model::Norm Model::read_norm(const Tensors& tensors, const std::string& name, lo
 void Model::read_modules(const Tensors& tensors) {
     for (const std::string& mode : description_.pooling)
         if (mode != "mean" && mode != "cls" && mode != "max") refuse("pooling " + mode + " is unknown");
-    if (description_.pooling.empty()) refuse("there is no pooling");
+    if (description_.pooling.empty() || description_.pooling.size() > 3)
+        refuse(std::to_string(description_.pooling.size()) + " modes of pooling; expected one to three");
     dim_ = width_ * static_cast<int>(description_.pooling.size());
     pooled_ = padded(dim_);
     for (std::size_t n = 0; n < description_.modules.size(); ++n) {
@@ -109,8 +113,9 @@ void Model::read_modules(const Tensors& tensors) {
         } else if (kind == "LayerNorm") {
             module.norm = read_norm(tensors, name, dim_);
         } else if (kind == "Truncate") {
-            module.width = std::atoi(detail.c_str());
-            if (module.width < 1 || module.width > dim_) refuse(name + " cuts vectors to " + detail);
+            const long width = std::strtol(detail.c_str(), nullptr, 10);
+            if (width < 1 || width > dim_) refuse(name + " cuts vectors to " + detail);
+            module.width = static_cast<int>(width);
         } else if (kind != "Normalize") {
             refuse("module " + kind + " is unknown; known: Dense, LayerNorm, Normalize, Truncate");
         }
@@ -127,13 +132,13 @@ void Model::check(const Batch& batch) const {
         if (batch.lengths[row] < 0) refuse("row " + std::to_string(row) + " has a negative length");
         int counted = 0;
         for (long n = 0; n < batch.lengths[row]; ++n, ++total) {
-            const std::string where = "token " + std::to_string(n) + " of row " + std::to_string(row);
+            const auto where = [&] { return "token " + std::to_string(n) + " of row " + std::to_string(row); };
             if (total >= batch.total) refuse("the lengths add up to more than the ids");
             if (batch.ids[total] < 0 || batch.ids[total] >= vocabulary_)
-                refuse(where + " has id " + std::to_string(batch.ids[total]) + "; the vocabulary has " +
+                refuse(where() + " has id " + std::to_string(batch.ids[total]) + "; the vocabulary has " +
                        std::to_string(vocabulary_));
             const long type = batch.types ? batch.types[total] : 0;
-            if (type < 0 || type >= std::max(types_, 1L)) refuse(where + " has type " + std::to_string(type));
+            if (type < 0 || type >= std::max(types_, 1L)) refuse(where() + " has type " + std::to_string(type));
             const int place = description_.pad_id < 0 ? static_cast<int>(n) : position(batch, total, counted);
             if (place >= positions_ || n >= positions_)
                 refuse("row " + std::to_string(row) + " has more tokens than the model has positions");
@@ -180,6 +185,7 @@ void Model::run(const Batch& batch, int threads, long block_tokens, float* out) 
     };
     // Threads of one call alone: starting one takes some 20 us, and a fork between calls finds none.
     std::vector<std::thread> others;
+    others.reserve(std::min(static_cast<std::size_t>(threads), blocks.size()));
     try {
         for (int n = 1; n < threads && n < static_cast<int>(blocks.size()); ++n) others.emplace_back(work);
     } catch (const std::system_error&) {
@@ -310,17 +316,18 @@ void Model::finish(const Block& block, Scratch& s, float* out) const {
         std::copy_n(s.pooled.data() + row * stride, dim_, out + row * dim_);
 }
 
+// Neither waits for the lock: a child that was forked while another thread held it would wait for ever.
 std::unique_ptr<Model::Scratch> Model::take_scratch() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.empty()) return std::make_unique<Scratch>();
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock || idle_.empty()) return std::make_unique<Scratch>();
     std::unique_ptr<Scratch> scratch = std::move(idle_.back());
     idle_.pop_back();
     return scratch;
 }
 
 void Model::give_scratch(std::unique_ptr<Scratch> scratch) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::move(scratch));
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock) idle_.push_back(std::move(scratch));
 }
 
 }  // namespace sentport

@@ -107,12 +107,8 @@ NB_MODULE(_native, module) {
     nb::set_leak_warnings(false);  // a model that is alive when Python ends is no leak
     module.def("levels", &levels);
     module.def(
-        "check",
-        [](const std::string& level, int rows, int in, int out, int heads, int head, unsigned seed) {
-            if (std::min({rows, in, out, heads, head}) < 1) throw std::invalid_argument("sizes are 1 or more");
-            check(kernels_of(level), {rows, in, out, heads, head, seed});
-        },
-        "level"_a, "rows"_a, "inputs"_a, "outputs"_a, "heads"_a, "head"_a, "seed"_a);
+        "check", [](const std::string& level, int every) { check_all(kernels_of(level), std::max(1, every)); },
+        "level"_a, "every"_a);
     module.def("speed", &speed, "level"_a, "type"_a, "rows"_a, "inputs"_a, "outputs"_a, "repeats"_a);
     nb::class_<PythonModel>(module, "Model")
         .def(nb::init<const std::string&, const nb::dict&, int, int, std::string, float, int, std::vector<std::string>,

@@ -154,8 +154,6 @@ def run_model(model: sentport_native.Model, batch: TokenBatch, threads: int) -> 
     types, pooled = batch.token_type_ids, batch.pooling_mask
     if batch.attention_mask is not None:  # pads stand behind their row's tokens: without them rows are only shorter
         kept = batch.attention_mask != 0  # [T]
-        if pooled is not None and (pooled[~kept] != 0).any():
-            raise ValueError("the pooling mask takes tokens that the attention mask leaves out")
         row_of = np.repeat(np.arange(len(lengths)), lengths)  # [T]
         ids, lengths = ids[kept], np.bincount(row_of[kept], minlength=len(lengths)).astype(np.int32)
         types, pooled = _only(types, kept), _only(pooled, kept)

@@ -36,9 +36,16 @@ class NativeFile(NamedTuple):
     arrays: dict[str, NDArray[Any]]
 
     @property
+    def linear_types(self) -> dict[str, np.dtype[Any]]:
+        """Element types of the linear layers on tokens, by their names in order."""
+        weights = {name.removesuffix(".weight"): array for name, array in self.arrays.items() if array.ndim == 2}
+        named = ("layers.", "embeddings.projection")
+        return {name: weights[name].dtype for name in sorted(weights) if name.startswith(named)}
+
+    @property
     def int8_layers(self) -> list[str]:
         """Names of the linear layers in 8 bits."""
-        return sorted(name.removesuffix(".weight") for name, array in self.arrays.items() if array.dtype == np.int8)
+        return [name for name, kind in self.linear_types.items() if kind == np.int8]
 
     @property
     def numbers_sha256(self) -> str:
@@ -46,7 +53,8 @@ class NativeFile(NamedTuple):
         digest = hashlib.sha256()
         for layer in self.int8_layers:
             for part in ("weight", "scale", "smoothing"):
-                digest.update(f"{layer}.{part}\0".encode() + self.arrays[f"{layer}.{part}"].tobytes())
+                if (array := self.arrays.get(f"{layer}.{part}")) is not None:
+                    digest.update(f"{layer}.{part}\0".encode() + array.tobytes())
         return digest.hexdigest()
 
 
@@ -59,7 +67,7 @@ def read_native(file: Path) -> NativeFile:
     try:
         data = np.memmap(file, np.uint8, "r")
         length = int.from_bytes(data[:8].tobytes(), "little")
-        if not 2 <= length <= min(_LONGEST_HEADER, len(data) - 8):
+        if not 2 <= length <= min(_LONGEST_HEADER, len(data) - 8) or length % 8:  # arrays lie on their own sizes
             raise ValueError(f"its header has {length} bytes")
         header = json.loads(data[8 : 8 + length].tobytes())
         description = json.loads(header.pop("__metadata__")[METADATA])

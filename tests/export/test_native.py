@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
+from conftest import data_folder
 
 native = pytest.importorskip("sentport_native", reason="needs a C++ compiler: make native")
 
-from export.native import NotCoveredError, export_native, native_model  # noqa: E402
+from export.calibration import calibration_texts  # noqa: E402
+from export.native import NotCoveredError, export_native, native_model, native_ranges  # noqa: E402
 from export.sensitivity import Calibration  # noqa: E402
 from export.verify import check_graph, verify_bundle  # noqa: E402
+from sentport.batch import TokenBatch  # noqa: E402
 from sentport.bundle import Bundle, read_bundle  # noqa: E402
-from sentport.engines.native import NativeEngine  # noqa: E402
+from sentport.engines.native import NativeEngine, make_model, run_model, runs  # noqa: E402
 from sentport.engines.native_file import read_native  # noqa: E402
 from sentport.engines.torch import TorchEngine  # noqa: E402
 from sentport.errors import GateError  # noqa: E402
+from sentport.evaluation.metrics import spearman  # noqa: E402
+from sentport.evaluation.sts import read_sts  # noqa: E402
 from sentport.gate import check, limits_of  # noqa: E402
 from sentport.modeling.chain import Dense, LayerMean, LayerNorm, Normalize  # noqa: E402
 from sentport.modeling.checkpoint import load_checkpoint  # noqa: E402
@@ -46,6 +51,12 @@ def export(folder: Path, model: SentenceModel, suite: Suite, tokenizer: Tokenize
     return replace(bundle, native=tuple(records))
 
 
+def cosines(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of rows, both ``[rows, dim]``."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
 @pytest.fixture(scope="module", params=sorted(COVERED))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Suite, Tokenizer]:
     folder = tmp_path_factory.mktemp(request.param)
@@ -69,6 +80,8 @@ def test_every_architecture_passes_the_gate(made: tuple[Bundle, Suite, Tokenizer
     assert parities["fp32"]["relative_l2"] < 1e-5
     assert parities["bf16"]["cosine"] > 0.999
     assert all(parity["company"] == 0 for parity in parities.values())  # the same bits
+    mode = (bundle.path / "native").stat().st_mode & 0o444
+    assert {bundle.graph_file(record).stat().st_mode & 0o444 for record in bundle.native} == {mode}  # readable as it is
 
 
 @pytest.mark.parametrize("made", ["mpnet"], indirect=True)
@@ -93,6 +106,9 @@ def test_int8_names_its_layers_and_their_numbers_are_proved(made: tuple[Bundle, 
     other = replace(record, int8={**record.int8, "sha256": "0" * 64})
     with pytest.raises(GateError, match="are not those that export made"):
         check_graph(bundle, other, suite, tokenizer, "native")
+    exact = next(record for record in bundle.native if record.precision == "fp32")
+    with pytest.raises(GateError, match="not all of its linear layers are stored in bf16"):
+        check_graph(bundle, replace(exact, precision="bf16"), suite, tokenizer, "native")
     weights = read_native(bundle.graph_file(record)).arrays[f"{record.int8['layers'][0]}.weight"]
     assert np.abs(weights.astype(int)).max() == 63
 
@@ -146,3 +162,30 @@ def test_a_bundle_is_verified_again_with_its_types_and_prompts(tiny_bundle: Path
     assert "token_type_ids" in [tensor.name for tensor in bundle.native[0].inputs]
     verdicts = verify_bundle(bundle, engine="native")
     assert [verdict.parity is not None and verdict.parity.company for verdict in verdicts] == [0.0]
+
+
+@pytest.mark.full
+def test_lower_precisions_stay_close_on_real_sentences_and_long_texts(minilm_checkpoint: Path, tmp_path: Path) -> None:
+    """STS-B test, and texts of 256 and of 512 tokens, all positions that the model has, made of its sentences."""
+    pairs = read_sts(data_folder() / "sts_raw" / "STSBenchmark" / "test.tsv")
+    texts = list(dict.fromkeys([*pairs.sentences1, *pairs.sentences2]))
+    checkpoint = load_checkpoint(minilm_checkpoint)
+    tokenizer = Tokenizer(checkpoint.tokenizer_definition, 512)
+    made = native_model(checkpoint.model)
+    ranges = native_ranges(checkpoint.model, made, tokenizer.encode(calibration_texts()[0]).rows)
+    rows = tokenizer.encode(texts).rows
+    words = np.concatenate([row[1:-1] for row in rows])
+    for length in (256, 512):
+        bodies = words[: 8 * (length - 2)].reshape(8, length - 2)
+        rows += [np.concatenate([rows[0][:1], body, rows[0][-1:]]) for body in bodies]
+    batch, place = TokenBatch.from_rows(rows), {text: n for n, text in enumerate(texts)}
+    first, second = [place[text] for text in pairs.sentences1], [place[text] for text in pairs.sentences2]
+    vectors, rank = {}, {}
+    for precision in ("fp32", "bf16", "int8"):
+        made.write(tmp_path / precision, precision, ranges, made.linears if precision == "int8" else ())
+        level = native.levels()[-1 if runs(precision) else 0]  # of bf16 the twin, where there is nothing better
+        found = vectors[precision] = run_model(make_model(read_native(tmp_path / precision), level), batch, 2)
+        rank[precision] = 100 * spearman(cosines(found[first], found[second]), pairs.scores)
+    for precision, least in (("bf16", 0.9999), ("int8", 0.99)):
+        assert least <= cosines(vectors[precision], vectors["fp32"]).min() < 0.999999
+        assert abs(rank[precision] - rank["fp32"]) <= 0.3

@@ -229,4 +229,9 @@ private:
 
 void check(const Kernels& kernels, const Sizes& sizes) { Check(kernels, sizes).run(); }
 
+void check_all(const Kernels& kernels, int every) {
+    for (int rows = 1; rows <= 130; rows += every)
+        check(kernels, {rows, 3 * rows - 2, 131 - rows, 1 + rows % 16, 1 + 7 * rows % 40, static_cast<unsigned>(rows)});
+}
+
 }  // namespace sentport
