@@ -137,13 +137,14 @@ private:
         Buffer<float> input(s_.rows * ldx), c(s_.rows * ldc), alone(ldc);
         for (int r = 0; r < s_.rows; ++r) std::copy_n(&x[static_cast<long>(r) * s_.in], s_.in, &input[r * ldx]);
         Inputs inputs, one;
+        Team nobody(1), team(1 + static_cast<int>(s_.seed % 3));
         for (Inputs* each : {&inputs, &one}) {
             each->bf16.reserve(s_.rows * ldx);
             each->i8.reserve(s_.rows * ldx);
             each->steps.reserve(s_.rows);
         }
         for (int r = 0; r < s_.rows; ++r) layer.prepare(&input[r * ldx], r, inputs);
-        layer.apply(input.data(), ldx, inputs, s_.rows, c.data());
+        layer.apply(input.data(), ldx, inputs, s_.rows, c.data(), team);
 
         Matrix a(x.begin(), x.end()), b(w.begin(), w.end());
         for (std::size_t n = 0; n < a.size(); ++n) {
@@ -161,7 +162,7 @@ private:
         const double tolerance = 4e-6 * std::sqrt(s_.in) + 2e-6 * s_.in / 10;
         for (int r = 0; r < s_.rows; ++r) {
             layer.prepare(&input[r * ldx], 0, one);
-            layer.apply(&input[r * ldx], ldx, one, 1, alone.data());
+            layer.apply(&input[r * ldx], ldx, one, 1, alone.data(), nobody);
             for (int o = 0; o < s_.out; ++o) {
                 near("product " + type, c[r * ldc + o], wanted[r * s_.out + o], tolerance);
                 if (c[r * ldc + o] != alone[o]) differs("product " + type + ", row alone", c[r * ldc + o], alone[o]);
@@ -212,7 +213,8 @@ private:
         if (!relative) std::fill(table.begin(), table.end(), 0.0f);
         std::vector<float> out(static_cast<std::size_t>(length * out_stride));
         Buffer<float> scratch(attention_scratch(length, s_.head));
-        k_.attention(qkv.data(), stride, length, s_.heads, width, relative ? table.data() : nullptr, length,
+        for (int h = 0; h < s_.heads; ++h)
+            k_.attention(qkv.data(), stride, length, h, s_.heads, width, relative ? table.data() : nullptr, length,
                      out.data(), out_stride, scratch.data());
         const Matrix wanted = reference_attention(qkv.data(), stride, length, s_.heads, s_.head, table.data());
         for (int i = 0; i < length; ++i)

@@ -66,8 +66,8 @@ inline void attend(const float* q, long stride, const float* keys, const float* 
 }
 
 template <class S>
-void attention(const float* qkv, long stride, int length, int heads, int width, const float* relative, int positions,
-               float* out, long out_stride, float* scratch) {
+void attention(const float* qkv, long stride, int length, int h, int heads, int width, const float* relative,
+               int positions, float* out, long out_stride, float* scratch) {
     const int head = width / heads;
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(head));
     float* maximum = scratch;                             // [length]
@@ -75,28 +75,27 @@ void attention(const float* qkv, long stride, int length, int heads, int width, 
     float* keys = sum + sentport::padded(length);         // [head, kKeyTile]
     float* scores = keys + kKeyTile * sentport::padded(head);  // [kRowTile, kKeyTile]
     float* mixed = scores + kRowTile * kKeyTile;          // [kRowTile, head]
-    for (int h = 0; h < heads; ++h) {
-        const float* q = qkv + h * head;
-        const float* table = relative ? relative + h * (2L * positions - 1) + positions - 1 : nullptr;
-        for (int i = 0; i < length; ++i) {
-            maximum[i] = -kFar;
-            sum[i] = 0.0f;
-            for (int d = 0; d < head; ++d) out[i * out_stride + h * head + d] = 0.0f;
-        }
-        for (int from = 0; from < length; from += kKeyTile) {
-            const int count = length - from < kKeyTile ? length - from : kKeyTile;
-            const float* k = q + width + from * stride;
-            transpose_keys(k, stride, count, head, keys);
-            for_row_tiles(length, [&](auto tile, int i) {
-                const float* rows[kRowTile];
-                for (int r = 0; r < tile.value; ++r) rows[r] = table ? table + from - (i + r) : nullptr;
-                attend<S, tile.value>(q + i * stride, stride, keys, k + width, count, head, scale, rows, maximum + i,
-                                      sum + i, scores, mixed, out + i * out_stride + h * head, out_stride);
-            });
-        }
-        for (int i = 0; i < length; ++i)
-            for (int d = 0; d < head; ++d) out[i * out_stride + h * head + d] /= sum[i];
+    const float* q = qkv + h * head;
+    const float* table = relative ? relative + h * (2L * positions - 1) + positions - 1 : nullptr;
+    out += h * head;
+    for (int i = 0; i < length; ++i) {
+        maximum[i] = -kFar;
+        sum[i] = 0.0f;
+        for (int d = 0; d < head; ++d) out[i * out_stride + d] = 0.0f;
     }
+    for (int from = 0; from < length; from += kKeyTile) {
+        const int count = length - from < kKeyTile ? length - from : kKeyTile;
+        const float* k = q + width + from * stride;
+        transpose_keys(k, stride, count, head, keys);
+        for_row_tiles(length, [&](auto tile, int i) {
+            const float* rows[kRowTile];
+            for (int r = 0; r < tile.value; ++r) rows[r] = table ? table + from - (i + r) : nullptr;
+            attend<S, tile.value>(q + i * stride, stride, keys, k + width, count, head, scale, rows, maximum + i,
+                                  sum + i, scores, mixed, out + i * out_stride, out_stride);
+        });
+    }
+    for (int i = 0; i < length; ++i)
+        for (int d = 0; d < head; ++d) out[i * out_stride + d] /= sum[i];
 }
 
 }  // namespace

@@ -53,10 +53,10 @@ struct Kernels {
     void (*gelu_erf)(float* x, int n);
     void (*gelu_tanh)(float* x, int n);
 
-    // One text's attention. qkv [length, 3 x width] in rows `stride` apart, to out [length, width], rows `out_stride`
-    // apart. `relative` [heads, 2 x positions - 1] is added to the score of query i and key j at j - i + positions - 1;
+    // Head `h` of one text's attention. qkv [length, 3 x width] in rows `stride` apart, to the head's values in out
+    // [length, width], rows `out_stride` apart. `relative` [heads, 2 x positions - 1] is added to the score of query i and key j at j - i + positions - 1;
     // null where there is none. `scratch` has attention_scratch(length, width / heads) floats.
-    void (*attention)(const float* qkv, long stride, int length, int heads, int width, const float* relative,
+    void (*attention)(const float* qkv, long stride, int length, int h, int heads, int width, const float* relative,
                       int positions, float* out, long out_stride, float* scratch);
 };
 

@@ -76,8 +76,7 @@ Linear::Linear(const Tensors& tensors, const std::string& name, const Kernels& k
 
 void Linear::pack(const Tensor& weight) {
     const int group = group_of(kind_), panel = kernels_.panel;
-    const long size = kind_ == Kind::f32 ? 4 : kind_ == Kind::bf16 ? 2 : 1;
-    const long grouped = (in_ + group - 1L) / group * group;
+    const long size = this->size(), grouped = this->grouped();
     const auto* from = static_cast<const uint8_t*>(weight.data);
     weights_.reserve(stride() * grouped * size);
     for (long o = 0; o < out_; ++o) {
@@ -102,13 +101,17 @@ void Linear::prepare(const float* x, long row, Inputs& inputs) const {
         inputs.steps[row] = kernels_.quantise(x, factors_.data(), in_, inputs.i8.data() + row * padded(in_));
 }
 
-void Linear::apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c) const {
-    const Packed packed{in_,          static_cast<int>(stride()), weights_.data(), bias_.data(),
-                        scale_.data(), sums_.data()};
-    const long ld = padded(in_);
-    if (kind_ == Kind::f32) kernels_.gemm_f32(x, ldx, rows, packed, c, stride());
-    if (kind_ == Kind::bf16) kernels_.gemm_bf16(inputs.bf16.data(), ld, rows, packed, c, stride());
-    if (kind_ == Kind::i8) kernels_.gemm_i8(inputs.i8.data(), ld, rows, inputs.steps.data(), packed, c, stride());
+void Linear::apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c, Team& team) const {
+    const long ld = padded(in_), ldc = stride();
+    team.share(ldc / kAlign, [&](long from, long to) {  // in whole panels
+        const long at = from * kAlign;
+        const bool bytes = kind_ == Kind::i8;
+        const Packed part{in_, static_cast<int>((to - from) * kAlign), weights_.data() + at * grouped() * size(),
+                          bias_.data() + at, bytes ? scale_.data() + at : nullptr, bytes ? sums_.data() + at : nullptr};
+        if (kind_ == Kind::f32) kernels_.gemm_f32(x, ldx, rows, part, c + at, ldc);
+        if (kind_ == Kind::bf16) kernels_.gemm_bf16(inputs.bf16.data(), ld, rows, part, c + at, ldc);
+        if (bytes) kernels_.gemm_i8(inputs.i8.data(), ld, rows, inputs.steps.data(), part, c + at, ldc);
+    });
 }
 
 }  // namespace sentport

@@ -7,6 +7,7 @@
 
 #include "buffer.h"
 #include "kernels.h"
+#include "team.h"
 
 namespace sentport {
 
@@ -54,11 +55,13 @@ public:
 
     // Row `row` of the inputs, from values that are to be multiplied; for fp32 nothing has to be done.
     void prepare(const float* x, long row, Inputs& inputs) const;
-    // c [rows, out] of the prepared rows; `x`, rows `ldx` floats apart, is what fp32 takes.
-    void apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c) const;
+    // c [rows, out] of the prepared rows; `x`, rows `ldx` floats apart, is what fp32 takes. The team shares the outputs.
+    void apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c, Team& team) const;
 
 private:
     void pack(const Tensor& weight);
+    long grouped() const { return (in_ + group_of(kind_) - 1L) / group_of(kind_) * group_of(kind_); }
+    long size() const { return kind_ == Kind::f32 ? 4 : kind_ == Kind::bf16 ? 2 : 1; }
 
     Kernels kernels_;
     Kind kind_;

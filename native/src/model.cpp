@@ -168,14 +168,15 @@ void Model::run(const Batch& batch, int threads, long block_tokens, float* out) 
     std::mutex failing;
     const auto work = [&] {
         try {
+            Team team(blocks.size() == 1 ? threads : 1);
             std::unique_ptr<Scratch> scratch = take_scratch();
             for (std::size_t n; (n = next++) < blocks.size();) {
-                embed(batch, blocks[n], *scratch);
-                for (const Layer& layer : layers_) encode(layer, batch, blocks[n], *scratch);
+                embed(batch, blocks[n], *scratch, team);
+                for (const Layer& layer : layers_) encode(layer, batch, blocks[n], *scratch, team);
                 scratch->pooled.reserve(blocks[n].rows * pooled_);
                 scratch->next.reserve(blocks[n].rows * pooled_);
                 pool(batch, blocks[n], scratch->x.data(), scratch->pooled.data());
-                finish(blocks[n], *scratch, out + blocks[n].row * dim_);
+                finish(blocks[n], *scratch, out + blocks[n].row * dim_, team);
             }
             give_scratch(std::move(scratch));
         } catch (...) {
@@ -196,7 +197,7 @@ void Model::run(const Batch& batch, int threads, long block_tokens, float* out) 
     if (failure) std::rethrow_exception(failure);
 }
 
-void Model::embed(const Batch& batch, const Block& block, Scratch& s) const {
+void Model::embed(const Batch& batch, const Block& block, Scratch& s, Team& team) const {
     const long stride = padded(width_), wide = padded(inner_);
     // A vector more, since attention reads whole vectors of a head's last values.
     s.x.reserve(block.tokens * stride);
@@ -222,36 +223,48 @@ void Model::embed(const Batch& batch, const Block& block, Scratch& s) const {
             if (projection_) projection_->prepare(x, token - block.token, s.inputs);
         }
     }
-    if (projection_) projection_->apply(into, into_stride, s.inputs, static_cast<int>(block.tokens), s.x.data());
+    if (projection_) projection_->apply(into, into_stride, s.inputs, static_cast<int>(block.tokens), s.x.data(), team);
 }
 
-void Model::encode(const Layer& layer, const Batch& batch, const Block& block, Scratch& s) const {
+void Model::encode(const Layer& layer, const Batch& batch, const Block& block, Scratch& s, Team& team) const {
     const int tokens = static_cast<int>(block.tokens);
     const long stride = padded(width_), qkv = layer.qkv.stride(), up = layer.up.stride();
     float *x = s.x.data(), *wide = s.wide.data(), *narrow = s.narrow.data();
-    for (int t = 0; t < tokens; ++t) layer.qkv.prepare(x + t * stride, t, s.inputs);
-    layer.qkv.apply(x, stride, s.inputs, tokens, wide);
+    const auto each_token = [&](const auto& job) {
+        team.share(tokens, [&](long from, long to) {
+            for (long t = from; t < to; ++t) job(t);
+        });
+    };
+    each_token([&](long t) { layer.qkv.prepare(x + t * stride, t, s.inputs); });
+    layer.qkv.apply(x, stride, s.inputs, tokens, wide, team);
     for (long row = block.row, t = 0; row < block.row + block.rows; t += batch.lengths[row++]) {
-        s.attention.reserve(attention_scratch(batch.lengths[row], width_ / description_.heads));
-        kernels_.attention(wide + t * qkv, qkv, batch.lengths[row], description_.heads, width_, relative_.data(),
-                           static_cast<int>(positions_), narrow + t * stride, stride, s.attention.data());
+        const int heads = description_.heads, length = batch.lengths[row];
+        const long scratch = attention_scratch(length, width_ / heads);
+        s.attention.reserve(scratch * (team.size() > 1 ? heads : 1));
+        team.share(heads, [&](long from, long to) {
+            for (int h = static_cast<int>(from); h < to; ++h)
+                kernels_.attention(wide + t * qkv, qkv, length, h, heads, width_, relative_.data(),
+                                   static_cast<int>(positions_), narrow + t * stride, stride,
+                                   s.attention.data() + from * scratch);
+        });
     }
-    for (int t = 0; t < tokens; ++t) layer.output.prepare(narrow + t * stride, t, s.inputs);
-    layer.output.apply(narrow, stride, s.inputs, tokens, wide);
-    for (int t = 0; t < tokens; ++t) {
+    each_token([&](long t) { layer.output.prepare(narrow + t * stride, t, s.inputs); });
+    layer.output.apply(narrow, stride, s.inputs, tokens, wide, team);
+    each_token([&](long t) {
         kernels_.norm(x + t * stride, wide + t * stride, layer.attention_norm.gain.data(),
                       layer.attention_norm.shift.data(), width_, description_.epsilon);
         layer.up.prepare(x + t * stride, t, s.inputs);
-    }
-    layer.up.apply(x, stride, s.inputs, tokens, wide);
-    for (int t = 0; t < tokens; ++t) {
+    });
+    layer.up.apply(x, stride, s.inputs, tokens, wide, team);
+    each_token([&](long t) {
         activate(wide + t * up, layer.up.out());
         layer.down.prepare(wide + t * up, t, s.inputs);
-    }
-    layer.down.apply(wide, up, s.inputs, tokens, narrow);
-    for (int t = 0; t < tokens; ++t)
+    });
+    layer.down.apply(wide, up, s.inputs, tokens, narrow, team);
+    each_token([&](long t) {
         kernels_.norm(x + t * stride, narrow + t * stride, layer.output_norm.gain.data(),
                       layer.output_norm.shift.data(), width_, description_.epsilon);
+    });
 }
 
 void Model::activate(float* x, int n) const {
@@ -289,12 +302,12 @@ void Model::pool(const Batch& batch, const Block& block, const float* x, float* 
 }
 
 // The modules behind pooling, in order, and the vectors to the caller.
-void Model::finish(const Block& block, Scratch& s, float* out) const {
+void Model::finish(const Block& block, Scratch& s, float* out, Team& team) const {
     int width = width_ * static_cast<int>(description_.pooling.size());
     long stride = pooled_;
     for (const Module& module : modules_) {
         if (module.linear) {
-            module.linear->apply(s.pooled.data(), stride, s.inputs, static_cast<int>(block.rows), s.next.data());
+            module.linear->apply(s.pooled.data(), stride, s.inputs, static_cast<int>(block.rows), s.next.data(), team);
             std::swap(s.pooled, s.next);
             stride = module.linear->stride();
         }

@@ -45,7 +45,7 @@ public:
     int dim() const { return dim_; }
 
     // Vectors [rows, dim]. Rows are cut into blocks of at most `block_tokens` (a longer row is alone in its block), of
-    // which `threads` are computed at once. Throws std::invalid_argument for an id, type or length out of range.
+    // which `threads` are computed at once; a single one they share. Throws std::invalid_argument for an id, type or length out of range.
     void run(const Batch& batch, int threads, long block_tokens, float* out) const;
 
 private:
@@ -71,11 +71,11 @@ private:
     void read_modules(const Tensors& tensors);
     void check(const Batch& batch) const;
     int position(const Batch& batch, long token, int& counted) const;
-    void embed(const Batch& batch, const Block& block, Scratch& s) const;
-    void encode(const Layer& layer, const Batch& batch, const Block& block, Scratch& s) const;
+    void embed(const Batch& batch, const Block& block, Scratch& s, Team& team) const;
+    void encode(const Layer& layer, const Batch& batch, const Block& block, Scratch& s, Team& team) const;
     void activate(float* x, int n) const;
     void pool(const Batch& batch, const Block& block, const float* x, float* out) const;
-    void finish(const Block& block, Scratch& s, float* out) const;
+    void finish(const Block& block, Scratch& s, float* out, Team& team) const;
     std::unique_ptr<Scratch> take_scratch() const;
     void give_scratch(std::unique_ptr<Scratch> scratch) const;
 

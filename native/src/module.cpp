@@ -96,7 +96,8 @@ double speed(const std::string& level, const std::string& type, int rows, int in
     inputs.steps.reserve(rows);
     const nb::gil_scoped_release released;
     const auto start = std::chrono::steady_clock::now();
-    for (int n = 0; n < repeats; ++n) layer.apply(x.data(), padded(in), inputs, rows, c.data());
+    Team alone(1);
+    for (int n = 0; n < repeats; ++n) layer.apply(x.data(), padded(in), inputs, rows, c.data(), alone);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     return 2.0 * rows * in * out * repeats / seconds.count();
 }
