@@ -8,15 +8,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Large enough for a product to reach the top, small enough to stay in the last cache.
-SIZE = 1024
+from sentport.errors import EngineError
+
+# [ROWS, SIZE] x [SIZE, SIZE]: large enough for a product to reach the top, small enough to stay in the last cache.
+ROWS, SIZE = 1024, 1536
+_GPU_SIZE = 8192
+_SMALL = 256
+_EMULATED = 8e9  # operations a second that every CPU with the instructions is far above
 _SECONDS = 0.5
+_NATIVE_REPEATS, _NATIVE_TRIES = 4, 3
 _CONFIGS = (Path("config.json"), Path("0_Transformer", "config.json"))
 _NAMES = {
     "hidden": ("hidden_size", "dim", "d_model"),
@@ -48,7 +55,7 @@ def model_flop(checkpoint: Path, lengths: NDArray[np.int64]) -> float | None:
 
 
 def measure_ceilings(threads: int, device: str = "cpu") -> dict[str, float]:
-    """Operations a second of the fastest square product, by precision.
+    """Operations a second of the fastest product of all that run here, ours among them, by precision.
 
     Args:
         threads: Compute threads, on a CPU.
@@ -60,24 +67,52 @@ def measure_ceilings(threads: int, device: str = "cpu") -> dict[str, float]:
     torch.set_num_threads(threads)
     try:
         dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16} | ({"fp16": torch.float16} if device == "cuda" else {})
-        found = {name: _fastest(_torch_product(torch, dtype, device)) for name, dtype in dtypes.items()}
+        found = {name: _torch_ceiling(torch, dtype, device) for name, dtype in dtypes.items()}
     finally:
         torch.set_num_threads(before)
     if device == "cpu":
         found["int8"] = _fastest(_int8_product(threads))
+        for name, flops in _native_products(threads).items():
+            found[name] = max(found[name], flops)
     return found
 
 
-def _torch_product(torch: Any, dtype: Any, device: str) -> tuple[Callable[[], object], int]:
-    size = SIZE if device == "cpu" else 8 * SIZE
-    left, right = (torch.ones((size, size), dtype=dtype, device=device) for _ in range(2))
+def _native_products(threads: int) -> dict[str, float]:
+    """Those of engine ``native``, a thread each; none where it is not installed."""
+    try:
+        from sentport.engines.native import best_level, runs
+    except EngineError:
+        return {}
+    from sentport_native import speed
+
+    level = best_level()
+    found = {}
+    with ThreadPoolExecutor(threads) as pool:
+        for name, kind in (("fp32", "F32"), ("bf16", "BF16"), ("int8", "I8")):
+            if runs(name):
+                arguments = (level, kind, ROWS, SIZE, SIZE, _NATIVE_REPEATS)
+                tries = [sum(pool.map(lambda _, a=arguments: speed(*a), range(threads))) for _ in range(_NATIVE_TRIES)]  # type: ignore[misc]
+                found[name] = float(max(tries))
+    return found
+
+
+def _torch_ceiling(torch: Any, dtype: Any, device: str) -> float:
+    if device != "cpu":
+        return _fastest(_torch_product(torch, dtype, device, _GPU_SIZE, _GPU_SIZE))
+    # A CPU without instructions for bf16 would take half a minute over a large product, and is no faster in it.
+    small = _fastest(_torch_product(torch, dtype, device, _SMALL, _SMALL))
+    return small if small < _EMULATED else _fastest(_torch_product(torch, dtype, device, ROWS, SIZE))
+
+
+def _torch_product(torch: Any, dtype: Any, device: str, rows: int, size: int) -> tuple[Callable[[], object], int]:
+    left, right = (torch.ones((height, size), dtype=dtype, device=device) for height in (rows, size))
 
     def product() -> None:
         torch.mm(left, right)
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return product, 2 * size**3
+    return product, 2 * rows * size**2
 
 
 def _int8_product(threads: int) -> tuple[Callable[[], object], int]:
@@ -86,16 +121,16 @@ def _int8_product(threads: int) -> tuple[Callable[[], object], int]:
     from onnx import TensorProto, helper, numpy_helper
 
     weights = numpy_helper.from_array(np.ones((SIZE, SIZE), np.int8), "right")
-    left = helper.make_tensor_value_info("left", TensorProto.UINT8, [SIZE, SIZE])
-    result = helper.make_tensor_value_info("product", TensorProto.INT32, [SIZE, SIZE])
+    left = helper.make_tensor_value_info("left", TensorProto.UINT8, [ROWS, SIZE])
+    result = helper.make_tensor_value_info("product", TensorProto.INT32, [ROWS, SIZE])
     node = helper.make_node("MatMulInteger", ["left", "right"], ["product"])
     graph = helper.make_graph([node], "int8", [left], [result], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feed = {"left": np.ones((SIZE, SIZE), np.uint8)}
-    return lambda: session.run(None, feed), 2 * SIZE**3
+    feed = {"left": np.ones((ROWS, SIZE), np.uint8)}
+    return lambda: session.run(None, feed), 2 * ROWS * SIZE**2
 
 
 def _fastest(product_and_flop: tuple[Callable[[], object], int]) -> float:
