@@ -78,14 +78,15 @@ def measure_ceilings(threads: int, device: str = "cpu") -> dict[str, float]:
 
 
 def _native_products(threads: int) -> dict[str, float]:
-    """Those of engine ``native``, a thread each; none where it is not installed."""
+    """Those of engine ``native``, a thread each; none where it is not installed, or this CPU lacks AVX2."""
     try:
         from sentport.engines.native import best_level, runs
+
+        level = best_level()
     except EngineError:
         return {}
     from sentport_native import speed
 
-    level = best_level()
     found = {}
     with ThreadPoolExecutor(threads) as pool:
         for name, kind in (("fp32", "F32"), ("bf16", "BF16"), ("int8", "I8")):
