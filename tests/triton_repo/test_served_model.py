@@ -101,16 +101,22 @@ def test_client_runs_without_torch(served: Served, wheel: Path, tmp_path: Path, 
 
 
 def statistics(served: Served, model: str, after: int = 0) -> tuple[int, int]:
-    """The server's own count of requests and executions, once it counted ``after`` requests: answers go out first."""
+    """The server's own count of requests and executions, at ``after`` requests or more and at rest.
+
+    Answers go out before they are counted: those of the test before may still be missing.
+    """
     import tritonclient.grpc as library
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
+    found = (-1, -1)
     with library.InferenceServerClient(served.urls["grpc"]) as client:
         while True:
             (stats,) = client.get_inference_statistics(model).model_stats
             count = stats.inference_stats.success.count + stats.inference_stats.fail.count
-            if count >= after or time.monotonic() > deadline:
-                return count, stats.execution_count
+            before, found = found, (count, stats.execution_count)
+            if (found == before and count >= after) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.2)
 
 
 def sentences(count: int) -> list[str]:
@@ -262,7 +268,8 @@ def test_cacheable_variant(served: Served, protocol: str, caplog: pytest.LogCapt
 
 def hammer(served: Served, texts: list[str], clients: int) -> tuple[Vectors, float]:
     """One text a request from many clients at once: the vectors, and executions for each request."""
-    opened = [Client(served.urls["grpc"], model="minilm", rows_per_request=1, in_flight=1) for _ in range(clients)]
+    url = served.urls["grpc"]
+    opened = [Client(url, model="minilm", rows_per_request=1, in_flight=1, retries=0) for _ in range(clients)]
     before = statistics(served, "minilm")
     calls = [lambda n=n: opened[n].encode(texts[n::clients]) for n in range(clients)]
     vectors = np.empty((len(texts), 384), np.float32)
