@@ -1,8 +1,8 @@
 """``native/<precision>.safetensors``: a checkpoint's weights for engine ``native``, for encoders of BERT's shape.
 
-int8 is what flavour ``ort`` has: weights of 7 bits, smoothed by the same calibration, and a scale for each token, here
-with a zero point of its own. With that the second layer of a feed-forward block gains by smoothing too (measured:
-all-MiniLM-L6-v2 on STS-B test, worst cosine 0.9892 to 0.9912).
+int8 is like flavour ``ort``: weights of 7 bits, smoothed by the same calibration, and a scale for each token, here with
+a zero point of its own. With that the second layer of a feed-forward block gains by smoothing too. Weights are rounded
+by ``export.rounding``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from export.int8 import FORMS, smoothing, weight_levels
-from export.linear import Ranges
+from export.int8 import FORMS, smoothing
+from export.rounding import fitted_levels
 from export.sensitivity import Calibration, Int8Plan, fewest_kept
 from export.signature import outputs, packed_inputs
 from export.verify import check_graph, judged_by
@@ -97,15 +97,14 @@ class NativeModel:
     arrays: Mapping[str, Tensor]
     linears: Mapping[str, tuple[nn.Linear, ...]]
 
-    def write(self, file: Path, precision: str, ranges: Ranges | None = None, int8: Collection[str] = ()) -> None:
-        """Write the file; of precision int8 with the named linear layers in 8 bits, the others in fp32."""
+    def write(self, file: Path, precision: str, int8: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
+        """Write the file; of precision int8 with some linear layers as ``native_int8`` has them, the others in fp32."""
         tensors = dict(self.arrays)
         for name, layers in self.linears.items():
             weight = torch.cat([layer.weight for layer in layers])  # [out, in]
             tensors[f"{name}.bias"] = torch.cat([layer.bias for layer in layers])
-            if name in int8:
-                assert ranges is not None
-                tensors |= {f"{name}.{part}": value for part, value in _quantised(weight, ranges[name]).items()}
+            if int8 and name in int8:
+                tensors |= {f"{name}.{part}": value for part, value in int8[name].items()}
             else:
                 tensors[f"{name}.weight"] = weight.to(torch.bfloat16) if precision == "bf16" else weight
         tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
@@ -214,17 +213,6 @@ def _chain(model: SentenceModel) -> tuple[list[str], list[tuple[str, str]], dict
     return pooling, modules, arrays
 
 
-def _quantised(weight: Tensor, largest: NDArray[np.float32]) -> dict[str, Tensor]:
-    """A layer's weight ``[out, in]`` in 8 bits, the scale of each output, and what its inputs are divided by."""
-    matrix = weight.detach().numpy().T  # [in, out]
-    factors = smoothing([matrix], largest, narrowing=True)
-    levels, scale = weight_levels(matrix * factors[:, None])
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(array))
-        for name, array in (("weight", levels.T), ("scale", scale), ("smoothing", factors))
-    }
-
-
 def export_native(
     bundle: Bundle,
     model: SentenceModel,
@@ -266,12 +254,13 @@ def export_native(
         file = bundle.path / record.file
         if precision == "int8":
             assert calibration is not None
+            layers = native_int8(model, native, calibration.rows)
             try:
-                plan = _plan_int8(native, model, calibration, file, say)
+                plan = _plan_int8(native, layers, calibration, file, say)
             except GateError as error:
                 say(f"note: engine native gets no int8 file: {error}")
                 continue
-            native.write(file, precision, plan.ranges, native.linears.keys() - {*plan.kept})
+            native.write(file, precision, {name: layers[name] for name in layers if name not in plan.kept})
             content = read_native(file)
             record = replace(record, int8=plan.record(content.int8_layers, content.numbers_sha256))
         else:
@@ -301,30 +290,65 @@ def _record(precision: str, model: SentenceModel) -> GraphRecord:
 
 
 def _plan_int8(
-    native: NativeModel, model: SentenceModel, calibration: Calibration, file: Path, say: Callable[[str], None]
+    native: NativeModel,
+    int8: Mapping[str, Mapping[str, Tensor]],
+    calibration: Calibration,
+    file: Path,
+    say: Callable[[str], None],
 ) -> Int8Plan:
     """Which layers are in int8; tried out in the file that is to be written."""
     from sentport.engines.native import best_level, make_model, run_model
 
-    ranges, level = native_ranges(model, native, calibration.rows), best_level()
-
     def runner(layers: Collection[str]) -> Run:
-        native.write(file, "int8", ranges, layers)
-        made = make_model(read_native(file), level)
+        native.write(file, "int8", {name: int8[name] for name in layers})
+        made = make_model(read_native(file), best_level())
         return lambda batch: run_model(made, batch, available_cores())
 
-    return fewest_kept([(name,) for name in native.linears], runner, FORMS["ort"], ranges, calibration, say)
+    return fewest_kept([(name,) for name in native.linears], runner, FORMS["ort"], calibration, say)
+
+
+def native_int8(
+    model: SentenceModel, native: NativeModel, rows: Sequence[NDArray[np.int64]]
+) -> dict[str, dict[str, Tensor]]:
+    """Each linear layer in 8 bits: its weight, the scale of each output, and what its inputs are divided by.
+
+    Args:
+        model: The source model.
+        native: The same for the native engine.
+        rows: Token ids of the calibration texts.
+    """
+    seen, made = _layer_inputs(model, native, rows), {}
+    for name, layers in native.linears.items():
+        weight = np.concatenate([layer.weight.detach().numpy() for layer in layers])  # [out, in]
+        inputs = seen.pop(name)
+        factors = smoothing([weight.T], inputs.largest, narrowing=True)
+        levels, scale = fitted_levels(weight * factors, inputs.products / np.outer(factors, factors))
+        parts = {"weight": levels, "scale": scale, "smoothing": factors}
+        made[name] = {part: torch.from_numpy(array) for part, array in parts.items()}
+    return made
+
+
+@dataclass
+class _Inputs:
+    """What goes into a linear layer: the largest of each ``[in]``, and sums of products of two ``[in, in]``."""
+
+    largest: NDArray[np.float32]
+    products: NDArray[np.float32]
 
 
 @torch.inference_mode()
-def native_ranges(model: SentenceModel, native: NativeModel, rows: Sequence[NDArray[np.int64]]) -> Ranges:
-    """What goes into each linear layer at most, over some texts without a pad: ``[in]`` by the layer's name."""
-    largest: dict[str, NDArray[np.float32]] = {}
+def _layer_inputs(model: SentenceModel, native: NativeModel, rows: Sequence[NDArray[np.int64]]) -> dict[str, _Inputs]:
+    """The inputs of each linear layer, by its name, over some texts without a pad."""
+    found: dict[str, _Inputs] = {}
 
     def watch(name: str, layer: nn.Linear) -> Any:
-        def see(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            channels = inputs[0].abs().flatten(0, -2).amax(dim=0).numpy()  # [in]
-            largest[name] = np.maximum(largest.get(name, 0.0), channels)
+        width = layer.in_features
+        inputs = found[name] = _Inputs(np.zeros(width, np.float32), np.zeros((width, width), np.float32))
+
+        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            tokens = given[0].flatten(0, -2)  # [tokens, in]
+            inputs.largest = np.maximum(inputs.largest, tokens.abs().amax(dim=0).numpy())
+            inputs.products += (tokens.T @ tokens).numpy()
 
         return layer.register_forward_pre_hook(see)
 
@@ -336,4 +360,4 @@ def native_ranges(model: SentenceModel, native: NativeModel, rows: Sequence[NDAr
     finally:
         for hook in hooks:
             hook.remove()
-    return largest
+    return found

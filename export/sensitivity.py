@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,20 +47,20 @@ class Int8Plan:
 
     Attributes:
         form: ``static`` or ``per token``.
-        ranges: Of calibration.
         kept: Layers that stay in fp32, the most sensitive first.
         effects: Of each group of layers with one input: 1 - mean cosine with that group alone in int8; empty where
             none had to stay in fp32.
         trade: Worst and mean cosine to the source by how many groups stay in fp32.
         calibration: Number and source of the calibration texts.
+        ranges: What goes into each layer at most, from which a graph's scales are made.
     """
 
     form: str
-    ranges: Ranges
     kept: tuple[str, ...]
     effects: Mapping[str, float]
     trade: tuple[Mapping[str, float], ...]
     calibration: str
+    ranges: Ranges = field(default_factory=dict)
 
     def record(self, layers: Sequence[str], sha256: str) -> dict[str, Any]:
         """As bundle.json stores it, with the layers that a graph really has in int8, and the hash of their numbers."""
@@ -96,14 +96,13 @@ def plan_int8(padded: ir.Model, flavour: str, calibration: Calibration, say: Cal
     def runner(layers: Collection[str]) -> Run:
         return _runner(quantise(padded, flavour, {name: ranges[name] for name in layers}))
 
-    return fewest_kept(groups, runner, FORMS[flavour], ranges, calibration, say)
+    return replace(fewest_kept(groups, runner, FORMS[flavour], calibration, say), ranges=ranges)
 
 
 def fewest_kept(
     groups: Sequence[tuple[str, ...]],
     runner: Callable[[Collection[str]], Run],
     form: str,
-    ranges: Ranges,
     calibration: Calibration,
     say: Callable[[str], None],
 ) -> Int8Plan:
@@ -113,7 +112,6 @@ def fewest_kept(
         groups: Names of layers, those with one input together.
         runner: Gives what runs the model with the named layers in int8.
         form: ``static`` or ``per token``.
-        ranges: Of calibration, by layer.
         calibration: What to measure with.
         say: Told what is being done.
 
@@ -134,7 +132,7 @@ def fewest_kept(
         trade.append({"kept": count, "cosine": found.cosine, "mean_cosine": found.mean_cosine, "rank": found.rank})
         if _holds(found, calibration.limits):
             words = f"{len(calibration.rows)} texts of {calibration.source}"
-            return Int8Plan(form, ranges, kept, effects, tuple(trade), words)
+            return Int8Plan(form, kept, effects, tuple(trade), words)
     limits = calibration.limits
     raise GateError(
         f"int8 ({form}) with half of the layers in fp32 reaches a worst cosine of {found.cosine:.4f} (expected "

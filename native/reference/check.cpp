@@ -112,13 +112,16 @@ private:
 
     // A layer as the model has it; then each row again, alone.
     void product(const std::string& type, std::vector<float> x, std::vector<float> w, const std::vector<float>& bias) {
+        if (type == "I8") std::fill_n(x.begin(), s_.in, 1.0f);  // 255 in every byte, where nothing is smoothed
         std::vector<int8_t> levels(w.size());
         std::vector<uint16_t> halves(w.size());
         std::vector<float> scale(static_cast<std::size_t>(s_.out)), smoothing(static_cast<std::size_t>(s_.in));
         for (float& s : scale) s = 0.01f + 0.02f * std::fabs(numbers(1)[0]);
         for (float& s : smoothing) s = 0.5f + std::fabs(numbers(1)[0]);
         for (std::size_t n = 0; n < w.size(); ++n) {
-            levels[n] = static_cast<int8_t>(std::clamp(std::lrint(w[n] * 40), -63L, 63L));
+            const long most = kSameSign / 4, output = static_cast<long>(n) / s_.in;
+            levels[n] = static_cast<int8_t>(output < 2 ? (output ? -most : most)  // as large as sums may be
+                                                       : std::clamp(std::lrint(w[n] * 40), -most, most));
             uint32_t bits;
             const float rounded = rounded_to_bf16(w[n]);
             std::memcpy(&bits, &rounded, 4);

@@ -93,14 +93,15 @@ struct Plain {
             p[i] = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
         }
     }
-    static Int dot_i8(Int sum, Int a, Int b) {
+    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {
+        const auto product = [](int32_t a, int32_t b, int shift) {
+            return static_cast<uint8_t>(static_cast<uint32_t>(a) >> shift) *
+                   static_cast<int8_t>(static_cast<uint32_t>(b) >> shift);
+        };
         return each_int([&](int i) {
             int32_t total = sum.v[i];
-            for (int byte = 0; byte < 4; ++byte) {
-                const int shift = 8 * byte;
-                total += static_cast<uint8_t>(static_cast<uint32_t>(a.v[i]) >> shift) *
-                         static_cast<int8_t>(static_cast<uint32_t>(b.v[i]) >> shift);
-            }
+            for (int shift = 0; shift < 32; shift += 8)
+                total += product(a.v[i], b.v[i], shift) + product(a_next.v[i], b_next.v[i], shift);
             return total;
         });
     }

@@ -17,8 +17,12 @@ constexpr long padded(long n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
 enum class Kind { f32, bf16, i8 };
 
-// Values of the input that one step of a product takes together.
+// Values of the input that lie together for each output, and those that one step of a product takes.
 constexpr int group_of(Kind kind) { return kind == Kind::f32 ? 1 : kind == Kind::bf16 ? 2 : 4; }
+constexpr int step_of(Kind kind) { return kind == Kind::i8 ? 8 : group_of(kind); }
+// Most that int8 weights of one sign may sum up to that are added in 16 bits: 255 x 128 < 32768. Of each eight inputs
+// these are the first two of both groups, and the last two; see dot_i8 in simd_avx2.h.
+constexpr int kSameSign = 128;
 
 // A weight [in, out], cut into panels of `panel` outputs: panel [in / group][output][input of the group].
 struct Packed {

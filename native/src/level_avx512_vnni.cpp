@@ -5,7 +5,9 @@ namespace {
 
 struct Avx512Vnni : Avx512 {
     // vpdpbusd: four products in 32 bits, nothing saturates.
-    static Int dot_i8(Int sum, Int a, Int b) { return _mm512_dpbusd_epi32(sum, a, b); }
+    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {
+        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, a, b), a_next, b_next);
+    }
 };
 
 }  // namespace

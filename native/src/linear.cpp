@@ -20,6 +20,17 @@ Kind kind_of(const std::string& name, const std::string& type) {
     throw std::invalid_argument(name + " is " + type + "; expected F32, BF16 or I8");
 }
 
+// Whether no sum of products in 16 bits can leave its range; see kSameSign.
+bool fits_16_bits(const int8_t* row, long in) {
+    for (long i = 0; i < in; i += i % 8 ? 6 : 2) {
+        int up = 0, down = 0;
+        for (const long n : {i, i + 1, i + 4, i + 5})
+            if (n < in) (row[n] > 0 ? up : down) += row[n];
+        if (up > kSameSign || -down > kSameSign) return false;
+    }
+    return true;
+}
+
 constexpr long kLargest = 1L << 24;  // of any size: their products stay far from overflow
 
 }  // namespace
@@ -87,12 +98,11 @@ void Linear::pack(const Tensor& weight) {
             std::memcpy(weights_.data() + at * size, from + (o * in_ + i) * size, static_cast<std::size_t>(size));
             if (kind_ == Kind::i8) total += static_cast<int8_t>(from[o * in_ + i]);
         }
-        if (kind_ == Kind::i8) sums_[o] = total;
+        if (kind_ != Kind::i8) continue;
+        sums_[o] = total;
+        if (!fits_16_bits(reinterpret_cast<const int8_t*>(from + o * in_), in_))
+            throw std::invalid_argument("int8 weights of output " + std::to_string(o) + " do not fit 16-bit sums");
     }
-    if (kind_ != Kind::i8) return;
-    for (long n = 0; n < static_cast<long>(out_) * in_; ++n)  // see dot_i8 in simd_avx2.h
-        if (std::abs(static_cast<int>(static_cast<int8_t>(from[n]))) > 63)
-            throw std::invalid_argument("an int8 weight has more than 7 bits");
 }
 
 void Linear::prepare(const float* x, long row, Inputs& inputs) const {

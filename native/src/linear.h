@@ -60,7 +60,7 @@ public:
 
 private:
     void pack(const Tensor& weight);
-    long grouped() const { return (in_ + group_of(kind_) - 1L) / group_of(kind_) * group_of(kind_); }
+    long grouped() const { return (in_ + step_of(kind_) - 1L) / step_of(kind_) * step_of(kind_); }
     long size() const { return kind_ == Kind::f32 ? 4 : kind_ == Kind::bf16 ? 2 : 1; }
 
     Kernels kernels_;

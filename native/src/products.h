@@ -116,7 +116,7 @@ void gemm_bf16(const uint16_t* a, long lda, int rows, const Packed& w, float* c,
 }
 
 template <class S, int R>
-inline void tile_i8(const uint8_t* a, long lda, const Step* steps, const int8_t* b, int fours, const Packed& w,
+inline void tile_i8(const uint8_t* a, long lda, const Step* steps, const int8_t* b, int eights, const Packed& w,
                     int column, float* c, long ldc) {
     constexpr int V = S::vectors;
     typename S::Int sum[R][V];
@@ -126,15 +126,18 @@ inline void tile_i8(const uint8_t* a, long lda, const Step* steps, const int8_t*
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v)
             sum[r][v] = S::times(S::set_int(-steps[r].zero), S::load_ints(w.sums + column + v * S::lanes));
-    for (int i = 0; i < fours; ++i, b += 4 * S::lanes * V) {
-        typename S::Int weight[V];
+    for (int i = 0; i < eights; ++i, b += 8 * S::lanes * V) {
+        typename S::Int weight[V], next[V];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) weight[v] = S::load_bytes(b + 4 * v * S::lanes);
+        for (int v = 0; v < V; ++v) {
+            weight[v] = S::load_bytes(b + 4 * v * S::lanes);
+            next[v] = S::load_bytes(b + 4 * (V + v) * S::lanes);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const typename S::Int x = S::set_bytes(a + r * lda + 4 * i);
+            const typename S::Int x = S::set_bytes(a + r * lda + 8 * i), y = S::set_bytes(a + r * lda + 8 * i + 4);
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) sum[r][v] = S::dot_i8(sum[r][v], x, weight[v]);
+            for (int v = 0; v < V; ++v) sum[r][v] = S::dot_i8(sum[r][v], x, weight[v], y, next[v]);
         }
     }
     // Back to real numbers: a row's scale, an output's scale, the bias.
@@ -151,11 +154,11 @@ inline void tile_i8(const uint8_t* a, long lda, const Step* steps, const int8_t*
 template <class S>
 void gemm_i8(const uint8_t* a, long lda, int rows, const Step* steps, const Packed& w, float* c, long ldc) {
     constexpr int panel = S::lanes * S::vectors;
-    const int fours = (w.in + 3) / 4;
+    const int eights = (w.in + 7) / 8;
     for (int column = 0; column < w.out; column += panel) {
-        const int8_t* b = static_cast<const int8_t*>(w.weights) + 4L * column * fours;
+        const int8_t* b = static_cast<const int8_t*>(w.weights) + 8L * column * eights;
         for_row_tiles(rows, [&](auto tile, int row) {
-            tile_i8<S, tile.value>(a + row * lda, lda, steps + row, b, fours, w, column, c + row * ldc + column, ldc);
+            tile_i8<S, tile.value>(a + row * lda, lda, steps + row, b, eights, w, column, c + row * ldc + column, ldc);
         });
     }
 }

@@ -65,10 +65,12 @@ struct Avx2 {
         const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), words);
     }
-    // Each lane: sum + four products of unsigned a and signed b. vpmaddubsw adds two of them in 16 bits with
-    // saturation, which weights of 7 bits never reach (255 x 63 x 2 < 32768); vpmaddwd by ones adds the two sums.
-    static Int dot_i8(Int sum, Int a, Int b) {
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+    // Each lane: sum + eight products of unsigned a and signed b. vpmaddubsw adds two of them in 16 bits with saturation,
+    // which kSameSign keeps out of reach even of four; so vpmaddwd by ones, which adds neighbours in 32 bits and takes
+    // the same ports, is needed once for eight.
+    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {
+        const __m256i four = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(a_next, b_next));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(four, _mm256_set1_epi16(1)));
     }
     // Each lane: sum + two products of bf16, the second first as vdpbf16ps has it. A bf16 is the upper half of a float.
     static Float dot_bf16(Float sum, Int a, Int b) {

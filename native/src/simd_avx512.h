@@ -48,8 +48,9 @@ struct Avx512 {
         const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
     }
-    static Int dot_i8(Int sum, Int a, Int b) {  // without saturation as in simd_avx2.h
-        return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
+    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {  // without saturation as in simd_avx2.h
+        const __m512i four = _mm512_add_epi16(_mm512_maddubs_epi16(a, b), _mm512_maddubs_epi16(a_next, b_next));
+        return _mm512_add_epi32(sum, _mm512_madd_epi16(four, _mm512_set1_epi16(1)));
     }
 };
 

@@ -60,7 +60,7 @@ struct Arrays {
         } else {
             std::vector<uint8_t> raw(static_cast<std::size_t>(out) * in * (kind == 1 ? 2 : 1));
             for (std::size_t n = 0; n < raw.size(); ++n)  // of bf16, the upper byte of numbers around one
-                raw[n] = static_cast<uint8_t>(kind == 1 ? (n % 2 ? 0x3e : draw(0, 255)) : draw(-63, 63));
+                raw[n] = static_cast<uint8_t>(kind == 1 ? (n % 2 ? 0x3e : draw(0, 255)) : draw(-kSameSign / 4, kSameSign / 4));
             bytes.push_back(std::move(raw));
             put(name + ".weight", {kind == 1 ? "BF16" : "I8", {out, in}, bytes.back().data()});
             if (kind == 2) add(name + ".scale", {out});

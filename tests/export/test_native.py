@@ -15,7 +15,7 @@ from conftest import data_folder
 native = pytest.importorskip("sentport_native", reason="needs a C++ compiler: make native")
 
 from export.calibration import calibration_texts  # noqa: E402
-from export.native import NotCoveredError, export_native, native_model, native_ranges  # noqa: E402
+from export.native import NotCoveredError, export_native, native_int8, native_model  # noqa: E402
 from export.sensitivity import Calibration  # noqa: E402
 from export.verify import check_graph, verify_bundle  # noqa: E402
 from sentport.batch import TokenBatch  # noqa: E402
@@ -109,8 +109,24 @@ def test_int8_names_its_layers_and_their_numbers_are_proved(made: tuple[Bundle, 
     exact = next(record for record in bundle.native if record.precision == "fp32")
     with pytest.raises(GateError, match="not all of its linear layers are stored in bf16"):
         check_graph(bundle, replace(exact, precision="bf16"), suite, tokenizer, "native")
-    weights = read_native(bundle.graph_file(record)).arrays[f"{record.int8['layers'][0]}.weight"]
-    assert np.abs(weights.astype(int)).max() == 63
+
+
+@pytest.mark.parametrize("made", ["bert"], indirect=True)
+def test_int8_weights_that_16_bits_cannot_add_are_refused(made: tuple[Bundle, Suite, Tokenizer]) -> None:
+    record = next(record for record in made[0].native if record.precision == "int8")
+    assert record.int8 is not None
+    name = f"{record.int8['layers'][0]}.weight"
+    content = read_native(made[0].graph_file(record))
+    for change, fits in (([32, 32, 63, 65, 32, 32], True), ([32, 32, 0, 0, 32, 33], False), ([0, 0, -65, -64], False)):
+        weight = np.array(content.arrays[name])
+        weight[3] = 0
+        weight[3, 8 : 8 + len(change)] = change
+        changed = content._replace(arrays={**content.arrays, name: weight})
+        if fits:
+            make_model(changed, native.levels()[-1])
+            continue
+        with pytest.raises(ValueError, match="int8 weights of output 3 do not fit 16-bit sums"):
+            make_model(changed, native.levels()[-1])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +188,7 @@ def test_lower_precisions_stay_close_on_real_sentences_and_long_texts(minilm_che
     checkpoint = load_checkpoint(minilm_checkpoint)
     tokenizer = Tokenizer(checkpoint.tokenizer_definition, 512)
     made = native_model(checkpoint.model)
-    ranges = native_ranges(checkpoint.model, made, tokenizer.encode(calibration_texts()[0]).rows)
+    int8 = native_int8(checkpoint.model, made, tokenizer.encode(calibration_texts()[0]).rows)
     rows = tokenizer.encode(texts).rows
     words = np.concatenate([row[1:-1] for row in rows])
     for length in (256, 512):
@@ -182,7 +198,7 @@ def test_lower_precisions_stay_close_on_real_sentences_and_long_texts(minilm_che
     first, second = [place[text] for text in pairs.sentences1], [place[text] for text in pairs.sentences2]
     vectors, rank = {}, {}
     for precision in ("fp32", "bf16", "int8"):
-        made.write(tmp_path / precision, precision, ranges, made.linears if precision == "int8" else ())
+        made.write(tmp_path / precision, precision, int8 if precision == "int8" else None)
         level = native.levels()[-1 if runs(precision) else 0]  # of bf16 the twin, where there is nothing better
         found = vectors[precision] = run_model(make_model(read_native(tmp_path / precision), level), batch, 2)
         rank[precision] = 100 * spearman(cosines(found[first], found[second]), pairs.scores)
