@@ -136,7 +136,7 @@ private:
         if (s_.seed % 2) tensors.add("l.smoothing", {"F32", {s_.in}, smoothing.data()});
         const Linear layer(tensors, "l", k_);
 
-        const long ldx = padded(s_.in), ldc = layer.stride();
+        const long ldx = row_stride(s_.in), ldc = layer.stride();
         Buffer<float> input(s_.rows * ldx), c(s_.rows * ldc), alone(ldc);
         for (int r = 0; r < s_.rows; ++r) std::copy_n(&x[static_cast<long>(r) * s_.in], s_.in, &input[r * ldx]);
         Inputs inputs, one;
@@ -210,7 +210,7 @@ private:
 
     void attention(bool relative) {
         const int width = s_.heads * s_.head, length = s_.rows;
-        const long stride = padded(3 * width), out_stride = padded(width);
+        const long stride = row_stride(3 * width), out_stride = row_stride(width);
         auto qkv = numbers(length * stride + kAlign);
         auto table = numbers(static_cast<long>(s_.heads) * (2 * length - 1) + kAlign);
         if (!relative) std::fill(table.begin(), table.end(), 0.0f);

@@ -14,6 +14,9 @@ constexpr int kAlign = 64;     // floats: the widest panel of any level, and a m
 constexpr int kKeyTile = 128;  // keys that attention looks at in one go: what bounds its memory
 
 constexpr long padded(long n) { return (n + kAlign - 1) / kAlign * kAlign; }
+// From one row of n values to the next: never whole pages of floats, as which the rows of a tile would compete for the
+// same few lines of the first-level cache (widths of 1024, 2048, 3072 ...).
+constexpr long row_stride(long n) { return padded(n) + (padded(n) % 1024 ? 0 : kAlign); }
 
 enum class Kind { f32, bf16, i8 };
 

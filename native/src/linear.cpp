@@ -73,10 +73,10 @@ Linear::Linear(const Tensors& tensors, const std::string& name, const Kernels& k
         throw std::invalid_argument(std::string("level ") + kernels.level + " has no bf16 products");
     out_ = static_cast<int>(weight.shape[0]);
     in_ = static_cast<int>(weight.shape[1]);
-    bias_ = tensors.has(name + ".bias") ? tensors.floats(name + ".bias", {out_}) : Buffer<float>(stride());
+    bias_ = tensors.has(name + ".bias") ? tensors.floats(name + ".bias", {out_}) : Buffer<float>(padded(out_));
     if (kind_ == Kind::i8) {
         scale_ = tensors.floats(name + ".scale", {out_});
-        sums_.reserve(stride());
+        sums_.reserve(padded(out_));
         if (tensors.has(name + ".smoothing")) {
             factors_ = tensors.floats(name + ".smoothing", {in_});
             for (int i = 0; i < in_; ++i) factors_[i] = 1.0f / factors_[i];
@@ -89,7 +89,7 @@ void Linear::pack(const Tensor& weight) {
     const int group = group_of(kind_), panel = kernels_.panel;
     const long size = this->size(), grouped = this->grouped();
     const auto* from = static_cast<const uint8_t*>(weight.data);
-    weights_.reserve(stride() * grouped * size);
+    weights_.reserve(padded(out_) * grouped * size);
     for (long o = 0; o < out_; ++o) {
         int32_t total = 0;
         for (long i = 0; i < in_; ++i) {
@@ -106,14 +106,14 @@ void Linear::pack(const Tensor& weight) {
 }
 
 void Linear::prepare(const float* x, long row, Inputs& inputs) const {
-    if (kind_ == Kind::bf16) kernels_.to_bf16(x, in_, inputs.bf16.data() + row * padded(in_));
+    if (kind_ == Kind::bf16) kernels_.to_bf16(x, in_, inputs.bf16.data() + row * row_stride(in_));
     if (kind_ == Kind::i8)
-        inputs.steps[row] = kernels_.quantise(x, factors_.data(), in_, inputs.i8.data() + row * padded(in_));
+        inputs.steps[row] = kernels_.quantise(x, factors_.data(), in_, inputs.i8.data() + row * row_stride(in_));
 }
 
 void Linear::apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c, Team& team) const {
-    const long ld = padded(in_), ldc = stride();
-    team.share(ldc / kAlign, [&](long from, long to) {  // in whole panels
+    const long ld = row_stride(in_), ldc = stride();
+    team.share(padded(out_) / kAlign, [&](long from, long to) {  // in whole panels
         const long at = from * kAlign;
         const bool bytes = kind_ == Kind::i8;
         const Packed part{in_, static_cast<int>((to - from) * kAlign), weights_.data() + at * grouped() * size(),

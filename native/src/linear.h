@@ -51,7 +51,7 @@ public:
     Kind kind() const { return kind_; }
     int in() const { return in_; }
     int out() const { return out_; }
-    long stride() const { return padded(out_); }
+    long stride() const { return row_stride(out_); }
 
     // Row `row` of the inputs, from values that are to be multiplied; for fp32 nothing has to be done.
     void prepare(const float* x, long row, Inputs& inputs) const;

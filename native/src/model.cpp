@@ -23,6 +23,7 @@ struct Model::Scratch {
 
 namespace {
 
+constexpr long kFewTokens = 64;  // in a smaller block, reading the weights takes longer than multiplying
 constexpr float kModuleEpsilon = 1e-5f;  // of torch's LayerNorm
 constexpr float kNormEpsilon = 1e-12f;   // divides a vector of zeros, as in torch's normalize
 
@@ -98,7 +99,7 @@ void Model::read_modules(const Tensors& tensors) {
     if (description_.pooling.empty() || description_.pooling.size() > 3)
         refuse(std::to_string(description_.pooling.size()) + " modes of pooling; expected one to three");
     dim_ = width_ * static_cast<int>(description_.pooling.size());
-    pooled_ = padded(dim_);
+    pooled_ = row_stride(dim_);
     for (std::size_t n = 0; n < description_.modules.size(); ++n) {
         const auto& [kind, detail] = description_.modules[n];
         const std::string name = "modules." + std::to_string(n);
@@ -120,7 +121,7 @@ void Model::read_modules(const Tensors& tensors) {
             refuse("module " + kind + " is unknown; known: Dense, LayerNorm, Normalize, Truncate");
         }
         dim_ = module.width;
-        pooled_ = std::max(pooled_, padded(dim_));
+        pooled_ = std::max(pooled_, row_stride(dim_));
         modules_.push_back(std::move(module));
     }
 }
@@ -155,10 +156,16 @@ int Model::position(const Batch& batch, long token, int& counted) const {
 
 void Model::run(const Batch& batch, int threads, long block_tokens, float* out) const {
     check(batch);
+    // As many blocks for each thread, all about as large: with one more than that, most threads would wait for it.
+    const long block = std::min(block_tokens, std::max(batch.total, 1L));
+    const long rounds = (batch.total + threads * block - 1) / (threads * block);
+    const long parts = batch.total > block ? std::min(threads * rounds, batch.total / std::min(block, kFewTokens)) : 1;
     std::vector<Block> blocks;
-    for (long row = 0, token = 0; row < batch.rows; ++row) {
+    for (long row = 0, token = 0, last = -1; row < batch.rows; ++row) {
         const long length = batch.lengths[row];
-        if (blocks.empty() || blocks.back().tokens + length > block_tokens) blocks.push_back({row, 0, token, 0});
+        const long part = (2 * token + length) * parts / (2 * batch.total + 1);  // where the middle of the row lies
+        if (part != last) blocks.push_back({row, 0, token, 0});
+        last = part;
         blocks.back().rows += 1;
         blocks.back().tokens += length;
         token += length;
@@ -198,7 +205,7 @@ void Model::run(const Batch& batch, int threads, long block_tokens, float* out) 
 }
 
 void Model::embed(const Batch& batch, const Block& block, Scratch& s, Team& team) const {
-    const long stride = padded(width_), wide = padded(inner_);
+    const long stride = row_stride(width_), wide = row_stride(inner_);
     // A vector more, since attention reads whole vectors of a head's last values.
     s.x.reserve(block.tokens * stride);
     s.narrow.reserve(block.tokens * stride);
@@ -207,7 +214,7 @@ void Model::embed(const Batch& batch, const Block& block, Scratch& s, Team& team
     s.inputs.i8.reserve(block.tokens * wide);
     s.inputs.steps.reserve(block.tokens);
     float* into = projection_ ? s.wide.data() : s.x.data();
-    const long into_stride = padded(embedded_);
+    const long into_stride = row_stride(embedded_);
     long token = block.token;
     for (long row = block.row; row < block.row + block.rows; ++row) {
         int counted = 0;
@@ -228,7 +235,7 @@ void Model::embed(const Batch& batch, const Block& block, Scratch& s, Team& team
 
 void Model::encode(const Layer& layer, const Batch& batch, const Block& block, Scratch& s, Team& team) const {
     const int tokens = static_cast<int>(block.tokens);
-    const long stride = padded(width_), qkv = layer.qkv.stride(), up = layer.up.stride();
+    const long stride = row_stride(width_), qkv = layer.qkv.stride(), up = layer.up.stride();
     float *x = s.x.data(), *wide = s.wide.data(), *narrow = s.narrow.data();
     const auto each_token = [&](const auto& job) {
         team.share(tokens, [&](long from, long to) {
@@ -275,7 +282,7 @@ void Model::activate(float* x, int n) const {
 
 // A row without a token that takes part pools to zeros.
 void Model::pool(const Batch& batch, const Block& block, const float* x, float* out) const {
-    const long stride = padded(width_);
+    const long stride = row_stride(width_);
     long token = block.token;
     for (long row = 0; row < block.rows; ++row, out += pooled_) {
         const long end = token + batch.lengths[block.row + row];

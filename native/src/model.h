@@ -44,8 +44,8 @@ public:
 
     int dim() const { return dim_; }
 
-    // Vectors [rows, dim]. Rows are cut into blocks of at most `block_tokens` (a longer row is alone in its block), of
-    // which `threads` are computed at once; a single one they share. Throws std::invalid_argument for an id, type or length out of range.
+    // Vectors [rows, dim]. Rows are cut into blocks of some `block_tokens` or fewer, of which `threads` are computed at
+    // once; a single one they share. Throws std::invalid_argument for an id, type or length out of range.
     void run(const Batch& batch, int threads, long block_tokens, float* out) const;
 
 private:

@@ -89,15 +89,15 @@ double speed(const std::string& level, const std::string& type, int rows, int in
     tensors.add("l.weight", {type, {out, in}, zeros.data()});
     tensors.add("l.scale", {"F32", {out}, scale.data()});
     const Linear layer(tensors, "l", kernels_of(level));
-    Buffer<float> x(rows * padded(in)), c(rows * layer.stride());
+    Buffer<float> x(rows * row_stride(in)), c(rows * layer.stride());
     Inputs inputs;
-    inputs.bf16.reserve(rows * padded(in));
-    inputs.i8.reserve(rows * padded(in));
+    inputs.bf16.reserve(rows * row_stride(in));
+    inputs.i8.reserve(rows * row_stride(in));
     inputs.steps.reserve(rows);
     const nb::gil_scoped_release released;
     const auto start = std::chrono::steady_clock::now();
     Team alone(1);
-    for (int n = 0; n < repeats; ++n) layer.apply(x.data(), padded(in), inputs, rows, c.data(), alone);
+    for (int n = 0; n < repeats; ++n) layer.apply(x.data(), row_stride(in), inputs, rows, c.data(), alone);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     return 2.0 * rows * in * out * repeats / seconds.count();
 }
