@@ -15,13 +15,12 @@ from export.profiles import (
     Ints,
     best_edges,
     check_coverage,
-    corpus_lines,
+    corpus_lengths,
     equal_edges,
     expected,
     packed_profiles,
     packed_totals,
     padded_profiles,
-    text_lengths,
     with_rest,
 )
 from export.tensorrt import Target, build_plan, check_kind, check_target, plan_name
@@ -171,7 +170,7 @@ def lengths_of(bundle: Bundle, options: BuildOptions) -> Ints | None:
     """
     if options.corpus is not None:
         tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
-        return text_lengths(bundle.spec, tokenizer, corpus_lines(options.corpus))
+        return corpus_lengths(bundle.spec, tokenizer, options.corpus)
     if bundle.length_counts:
         sizes = np.array([int(tokens) for tokens in bundle.length_counts], np.int64)
         return np.repeat(sizes, list(bundle.length_counts.values()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from sentport.errors import InputError, SentportError
-from sentport.inputs import MOST_BYTES, TOO_LONG, counted
+from sentport.errors import SentportError
+from sentport.inputs import counted, text_lines
 
 _COUNT = 256
 _LEAST = 16
@@ -191,7 +189,7 @@ def sample_texts(file: Path, purpose: str, most: int) -> list[str]:
         SentportError: When the file cannot be read, has fewer than 16, or a line that is no text or too long.
     """
     texts: dict[str, None] = {}
-    for line in _lines(file):
+    for line in text_lines(file):
         if line.strip():
             texts[line] = None
         if len(texts) == most:
@@ -200,23 +198,6 @@ def sample_texts(file: Path, purpose: str, most: int) -> list[str]:
         found = counted(len(texts), "text")
         raise SentportError(f"{file} has {found}; {purpose} needs at least {_LEAST}, one a line, better 256")
     return list(texts)
-
-
-def _lines(file: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file, one after the other: of a large corpus no more is read than is taken."""
-    number = 0
-    try:
-        with file.open("rb") as stream:
-            while line := stream.readline(MOST_BYTES + 2):
-                number += 1
-                text = (line.removeprefix(BOM_UTF8) if number == 1 else line).removesuffix(b"\n").removesuffix(b"\r")
-                if len(text) > MOST_BYTES:
-                    raise InputError(f"line {number} of {file} is {TOO_LONG}; expected texts, one a line", (number,))
-                yield text.decode()
-    except UnicodeDecodeError:
-        raise InputError(f"line {number} of {file} is not UTF-8; convert it first", (number,)) from None
-    except OSError as error:
-        raise SentportError(f"{file} cannot be read ({error.strerror}); expected a text file") from error
 
 
 def _made(count: int, seed: int = 0) -> list[str]:

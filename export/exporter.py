@@ -15,7 +15,7 @@ from export.conformance import check_tokenizer
 from export.graphs import FLAVOURS, Graph, Say, make_graphs
 from export.native import export_native
 from export.ort_flavour import operators
-from export.profiles import Histogram, corpus_lines, text_lengths
+from export.profiles import Histogram, check_corpus, corpus_lengths
 from export.sensitivity import Calibration
 from export.signature import outputs
 from export.texts import PARITY_TEXTS, adversarial_lines
@@ -51,12 +51,11 @@ _CORPUS_TEXTS = 512
 
 
 class _Samples(NamedTuple):
-    """Texts of the user's: to calibrate on, where those are from, to compare ranks over, to take lengths of."""
+    """Texts of the user's: to calibrate on, where those are from, to compare ranks over."""
 
     calibration: list[str]
     source: str
     corpus: list[str]
-    lengths: list[str]
 
 
 @dataclass(frozen=True)
@@ -177,8 +176,8 @@ def export_bundle(source: str | Path, out: Path, options: ExportOptions, say: Sa
         lines = [*PARITY_TEXTS, *adversarial_lines()]
         proof = beside.submit(check_tokenizer, tokenizer, checkpoint.tokenizer, spec.max_tokens, lines)
         bundle = Bundle(folder, spec, (), sha256_of(folder / GOLDEN_FILE), asdict(proof.result()))
-        if samples.lengths:
-            counts = Histogram.of(text_lengths(spec, tokenizer, samples.lengths))
+        if options.corpus is not None:
+            counts = Histogram.of(corpus_lengths(spec, tokenizer, options.corpus))
             bundle = replace(bundle, length_counts=counts.by_size())
         int8 = "int8" in options.precisions
         calibration = _calibration(options, samples, suite, tokenizer, spec.architecture) if int8 else None
@@ -269,11 +268,12 @@ def _samples(options: ExportOptions) -> _Samples:
     """Read first of all: a file that cannot be used is told before anything is computed."""
     texts, source = calibration_texts(options.calibration)
     corpus = options.gate_corpus
+    if options.corpus is not None:
+        check_corpus(options.corpus)
     return _Samples(
         texts,
         source,
         [] if corpus is None else sample_texts(corpus, "the gate's corpus", _CORPUS_TEXTS),
-        [] if options.corpus is None else corpus_lines(options.corpus),
     )
 
 

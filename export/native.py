@@ -254,6 +254,7 @@ def export_native(
         file = bundle.path / record.file
         if precision == "int8":
             assert calibration is not None
+            say("rounding the weights of engine native to int8")
             layers = native_int8(model, native, calibration.rows)
             try:
                 plan = _plan_int8(native, layers, calibration, file, say)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sentport.bundle import ModelSpec
 from sentport.errors import SentportError
-from sentport.inputs import prompt_text, read_lines
+from sentport.inputs import prompt_text, text_lines
 from sentport.plans import Extent, Profile
 from sentport.scheduler import plan_batches
 from sentport.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 # Texts in one call, of which batches of layout packed are planned: a text alone, a few, and many.
 _CALLS = (1, 8, 64)
+_LINES = 1000  # of a corpus that are held at once
 
 
 @dataclass(frozen=True)
@@ -74,22 +75,28 @@ class Expectation:
     waste: float
 
 
-def corpus_lines(file: Path) -> list[str]:
-    """The lines of a corpus.
+def check_corpus(file: Path) -> None:
+    """Read a corpus to its end, so that what is wrong with it is told before anything is computed.
 
     Raises:
-        SentportError: When it cannot be read or holds none.
+        SentportError: When it cannot be read, holds no line, or one that is no text.
     """
-    lines = read_lines(str(file))
-    if not lines:
+    if not sum(1 for _ in text_lines(file)):
         raise SentportError(f"{file} holds no line; expected texts like those that will come, one a line")
-    return lines
 
 
-def text_lengths(spec: ModelSpec, tokenizer: Tokenizer, texts: Sequence[str]) -> Ints:
-    """Tokens ``[N]`` of texts, the default prompt in front, cut to the model's limit."""
+def corpus_lengths(spec: ModelSpec, tokenizer: Tokenizer, file: Path) -> Ints:
+    """Tokens ``[N]`` of the lines of a corpus, the default prompt in front, cut to the model's limit.
+
+    Raises:
+        SentportError: As ``check_corpus``.
+    """
+    check_corpus(file)
     prompt = prompt_text(spec.prompts, spec.default_prompt, None)
-    return tokenizer.encode([prompt + text for text in texts]).lengths
+    lines, found = text_lines(file), []
+    while block := list(islice(lines, _LINES)):
+        found.append(tokenizer.encode([prompt + text for text in block]).lengths)
+    return np.concatenate(found)
 
 
 def best_edges(histogram: Histogram, profiles: int) -> tuple[int, ...]:

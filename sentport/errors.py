@@ -29,7 +29,7 @@ class PrecisionError(EngineError):
 
 
 class GraphError(EngineError):
-    """A bundle's graph is there, loads, and cannot be run."""
+    """A bundle's graph is there and cannot be run."""
 
 
 class InputError(SentportError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,3 +165,24 @@ def read_lines(name: str) -> list[str]:
     if bad:
         raise InputError(f"{name} is not UTF-8 in lines {list_rows(bad)}; convert it first", tuple(bad))
     return texts
+
+
+def text_lines(file: Path) -> Iterator[str]:
+    """Lines of a UTF-8 file, one after the other: of a large file no more is held than one, or read than is taken.
+
+    Raises:
+        SentportError: When the file cannot be read, or at the first line that is not UTF-8 or over ``MOST_BYTES``.
+    """
+    number = 0
+    try:
+        with file.open("rb") as stream:
+            while line := stream.readline(MOST_BYTES + 2):
+                number += 1
+                text = (line.removeprefix(BOM_UTF8) if number == 1 else line).removesuffix(b"\n").removesuffix(b"\r")
+                if len(text) > MOST_BYTES:
+                    raise InputError(f"line {number} of {file} is {TOO_LONG}; expected texts, one a line", (number,))
+                yield text.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"line {number} of {file} is not UTF-8; convert it first", (number,)) from None
+    except OSError as error:
+        raise SentportError(f"{file} cannot be read ({error.strerror}); expected a text file") from error

@@ -17,9 +17,11 @@ from sentport.hardware import available_cores
 try:
     import sentport_native
 except ImportError as error:
-    raise EngineError(
-        "engine native is not installed: pip install 'sentport[native]', or `make native` in the repository"
-    ) from error
+    way_out = "pip install 'sentport[native]', or `make native` in the repository"
+    reason = f"engine native is installed and cannot be imported ({error})"
+    if isinstance(error, ModuleNotFoundError) and error.name == "sentport_native":
+        raise EngineError(f"engine native is not installed: {way_out}") from error
+    raise EngineError(f"{reason}: build it again ({way_out}), or use engine onnxruntime") from error
 
 # Tokens of one block: enough rows for the products, few enough that a block's values stay near to their core.
 TOKEN_BUDGET = 192

@@ -130,9 +130,7 @@ class OnnxRuntimeEngine:
             have = [(value.name, _DTYPES.get(value.type, value.type), tuple(value.shape)) for value in found]
             want = [(tensor.name, tensor.dtype, tensor.axes) for tensor in recorded]
             if have != want:
-                raise EngineError(
-                    f"{model} has {side}s {have}, bundle.json records {want}; export the checkpoint again"
-                )
+                raise GraphError(f"{model} has {side}s {have}, bundle.json records {want}; export the checkpoint again")
 
 
 def run_bound(session: Any, feed: dict[str, NDArray[Any]], output: str) -> NDArray[np.float32]:
@@ -207,7 +205,8 @@ def _open_session(model: Path, device: str, threads: int, machine: Machine, prof
         # Without fallback: it would print to stdout and swap the CPU in.
         session = ort.InferenceSession(str(model), options, providers=_providers(device, machine), enable_fallback=0)
     except Exception as error:  # onnxruntime raises bare exceptions of its own
-        raise EngineError(f"onnxruntime cannot load {model}: {error}") from error
+        kind = GraphError if device == "cpu" else EngineError  # elsewhere it may be the device's own trouble
+        raise kind(f"onnxruntime cannot load {model}: {error}") from error
     if provider not in session.get_providers():
         raise EngineError(
             f"device {device} was asked for, but onnxruntime fell back to {session.get_providers()}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,20 @@ def test_damaged_int8_is_refused_by_verify(
     assert verdict.parity is None
     assert not verdict.skipped
     assert graph.file in verdict.reason
+
+
+def test_a_graph_that_the_runtime_does_not_load_is_refused_and_the_others_are_judged(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    """Products of bf16, which ONNX Runtime has on no CPU, in a graph that is called fp32."""
+    exact = graph_of(bundle, "fp32")
+    damaged = with_graph(bundle, exact, load(bundle, graph_of(bundle, "bf16")), tmp_path)
+    other = graph_of(bundle, "fp32", "packed")
+    shutil.copy(bundle.graph_file(other), tmp_path / other.file)
+    refused, judged = verify_bundle(replace(damaged, graphs=(*damaged.graphs, other)))
+    assert refused.parity is None
+    assert f"{exact.file} is refused: onnxruntime cannot load" in refused.reason
+    assert judged.parity is not None
 
 
 def test_a_layer_that_is_called_int8_and_is_not_is_refused(

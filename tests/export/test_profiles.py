@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from export.profiles import (
     Histogram,
     best_edges,
+    check_corpus,
     check_coverage,
-    corpus_lines,
+    corpus_lengths,
     equal_edges,
     expected,
     packed_profiles,
@@ -24,8 +25,10 @@ from export.profiles import (
     padded_profiles,
     with_rest,
 )
+from sentport.bundle import read_bundle
 from sentport.errors import SentportError
 from sentport.plans import Extent
+from sentport.tokenizer import Tokenizer
 
 
 def cost(sizes: list[int], edges: tuple[int, ...]) -> int:
@@ -106,6 +109,15 @@ def test_a_corpus_without_texts_is_refused(content: str | None, says: str, tmp_p
     if content is not None:
         file.write_text(content)
     with pytest.raises(SentportError, match=says):
-        corpus_lines(file)
+        check_corpus(file)
     with pytest.raises(SentportError, match="no text to plan"):
         Histogram.of([])
+
+
+def test_a_corpus_is_taken_block_by_block(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = read_bundle(tiny_bundle)
+    tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
+    texts = ["cat " * (n % 20) for n in range(2500)]
+    file = tmp_path / "corpus.txt"
+    file.write_text("\n".join(texts))
+    assert corpus_lengths(bundle.spec, tokenizer, file).tolist() == tokenizer.encode(texts).lengths.tolist()

@@ -74,6 +74,22 @@ def test_a_text_has_the_same_bits_in_any_company_at_any_thread_count(tiny_bundle
         assert np.array_equal(alone, together)
 
 
+def test_a_binary_that_cannot_be_imported_is_not_called_missing(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "sentport_native.py").write_text("raise ImportError('libstdc++.so.6: GLIBCXX_9 not found')")
+    found = subprocess.run(
+        [sys.executable, "-c", f"from sentport import Encoder; Encoder({str(tiny_bundle)!r})"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        "EngineError: engine native is installed and cannot be imported (libstdc++.so.6: GLIBCXX_9 not found)"
+        in found.stderr
+    )
+    assert "engine onnxruntime" in found.stderr
+
+
 def test_blocks_do_not_change_a_vector(bundle: Bundle) -> None:
     model = make_model(read_native(bundle.graph_file(bundle.native[0])), native.levels()[-1])
     lengths = np.array([3, 0, 40, 1, 17, 29], np.int32)
