@@ -148,7 +148,8 @@ def _charts(part: Section, hues: dict[str, int]) -> list[Chart]:
 def _detail(row: Row) -> str:
     detail = ", ".join(text for text in (row.policy, row.batch) if text)
     tokens = "" if row.tokenisation_inside else "tokenised before"
-    return " · ".join(text for text in (detail, tokens, row.precision) if text)
+    wrong = "wrong vectors" if row.wrong else ""
+    return " · ".join(text for text in (detail, tokens, row.precision, wrong) if text)
 
 
 def _fastest(rows: Sequence[Row], name: str) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from bench_records import SHARED, observation
 
+from bench.charts import Bars
 from bench.encoder_board import HEADINGS, board_of, cells, encoder_boards
 from bench.findings import findings
 from bench.metrics import sections
@@ -128,6 +129,9 @@ def test_lower_precisions_and_peers_are_set_beside_ours(tmp_path: Path) -> None:
     assert (peer.spearman, peer.alone_cosine, part.rows[1].spearman) == (81.5, 0.97, None)
     assert part.conditions["peer int8"] == "lib 5"
     assert "0.9400000, wrong" in render_board(board_of(part))
+    speed = board_of(part).charts[0]
+    assert isinstance(speed, Bars)
+    assert [bar.detail.endswith("int8 · wrong vectors") for bar in speed.bars] == [False, False, False, True]
     assert "ahead of ours" not in render_board(board_of(part))
     fast = replace(peer, wrong=False, ratio=9.0)
     rows = (*(replace(row, ratio=2.0) for row in part.rows[:3]), fast)
