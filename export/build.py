@@ -14,6 +14,7 @@ from export.profiles import (
     Histogram,
     Ints,
     best_edges,
+    check_corpus,
     check_coverage,
     corpus_lengths,
     equal_edges,
@@ -170,6 +171,7 @@ def lengths_of(bundle: Bundle, options: BuildOptions) -> Ints | None:
     """
     if options.corpus is not None:
         tokenizer = Tokenizer.from_file(bundle.tokenizer_file(), bundle.spec.max_tokens)
+        check_corpus(options.corpus)
         return corpus_lengths(bundle.spec, tokenizer, options.corpus)
     if bundle.length_counts:
         sizes = np.array([int(tokens) for tokens in bundle.length_counts], np.int64)

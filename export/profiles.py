@@ -89,11 +89,10 @@ def corpus_lengths(spec: ModelSpec, tokenizer: Tokenizer, file: Path) -> Ints:
     """Tokens ``[N]`` of the lines of a corpus, the default prompt in front, cut to the model's limit.
 
     Raises:
-        SentportError: As ``check_corpus``.
+        SentportError: When it cannot be read, or holds a line that is no text.
     """
-    check_corpus(file)
     prompt = prompt_text(spec.prompts, spec.default_prompt, None)
-    lines, found = text_lines(file), []
+    lines, found = text_lines(file), [np.zeros(0, np.int64)]
     while block := list(islice(lines, _LINES)):
         found.append(tokenizer.encode([prompt + text for text in block]).lengths)
     return np.concatenate(found)
