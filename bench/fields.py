@@ -132,7 +132,7 @@ OTHERS: dict[str, tuple[str, dict[str, _Check]]] = {
         "size",
         {
             **_PLACE,
-            **_all(_TEXT, "model precision layout corpus_source"),
+            **_all(_TEXT, "model engine precision layout corpus_source"),
             "texts": _ONE_OR_MORE,
             **_all(_SECONDS, "seconds peak_mb"),
         },

@@ -111,6 +111,7 @@ def encode_size(settings: Record) -> Record:
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     return {
         "model": Path(settings["bundle"]).stem,
+        "engine": info.engine,
         "precision": info.precision,
         "layout": info.layout,
         "texts": rows,
@@ -126,7 +127,8 @@ def board(records: Sequence[Record]) -> Board | None:
         return None
     groups: dict[str, list[Record]] = {}
     for record in sorted(found, key=lambda one: int(one["texts"])):
-        name = f"{record['model']} {record['precision']} {record['layout']}, {record['threads']} threads"
+        runs = " ".join(record[field] for field in ("model", "engine", "precision", "layout"))
+        name = f"{runs}, {record['threads']} threads"
         groups.setdefault(name, []).append(record)
     cost, memory = (
         tuple(Series(name, tuple((record["texts"], record[y]) for record in group)) for name, group in groups.items())

@@ -48,6 +48,7 @@ struct Plain {
     using Float = PlainFloat;
     using Int = PlainInt;
     static constexpr int lanes = kPlainLanes;
+    static constexpr int byte_rows = 6;
     static constexpr int vectors = 4;
 
     static Float load(const float* p) { return each([&](int i) { return p[i]; }); }

@@ -12,11 +12,13 @@ using sentport::kKeyTile;
 
 constexpr float kFar = 1e30f;
 
-// Keys [count, head] as [head, kKeyTile], zeros behind the last key.
+// Keys [count, head] as [head, kKeyTile], zeros behind the last key to the end of its vector.
+template <class S>
 inline void transpose_keys(const float* keys, long stride, int count, int head, float* out) {
-    for (int d = 0; d < head; ++d) {
-        for (int j = 0; j < count; ++j) out[d * kKeyTile + j] = keys[j * stride + d];
-        for (int j = count; j < kKeyTile; ++j) out[d * kKeyTile + j] = 0.0f;
+    const int end = (count + S::lanes - 1) / S::lanes * S::lanes;
+    for (int d = 0; d < head; ++d, out += kKeyTile) {
+        for (int j = 0; j < count; ++j) out[j] = keys[j * stride + d];
+        for (int j = count; j < end; ++j) out[j] = 0.0f;
     }
 }
 
@@ -39,30 +41,33 @@ inline float soften(float* scores, int count, float scale, const float* relative
         S::store(scores + j, e);
         total = total + e;
     }
-    float before[S::lanes];
-    S::store(before, exponential<S>(S::set(*maximum - largest)));
-    *sum = *sum * before[0] + S::sum(total);
+    float left[S::lanes] = {};
+    if (*maximum > -kFar) S::store(left, exponential<S>(S::set(*maximum - largest)));
+    *sum = *sum * left[0] + S::sum(total);
     *maximum = largest;
-    return before[0];
+    return left[0];
 }
 
-// One tile of queries against one tile of keys: out [R, head] = out x what is left of it + probabilities x values.
+// c [R, columns] = a [R, inputs] x b [inputs, columns], and what is in b behind the columns to the end of a vector.
 template <class S, int R>
-inline void attend(const float* q, long stride, const float* keys, const float* values, int count, int head,
-                   float scale, const float* const* relative, float* maximum, float* sum, float* scores, float* mixed,
-                   float* out, long out_stride) {
-    static const float zeros[S::lanes] = {};
-    const long width = sentport::padded(head);
-    for (int j = 0; j < count; j += S::lanes)
-        tile_f32<S, R, 1>(q, stride, keys + j, kKeyTile, head, zeros, scores + j, kKeyTile);
-    float left[R];
-    for (int r = 0; r < R; ++r)
-        left[r] = soften<S>(scores + r * kKeyTile, count, scale, relative[r], maximum + r, sum + r);
-    for (int d = 0; d < head; d += S::lanes)  // the last vector may reach into what follows, which is not kept
-        tile_f32<S, R, 1>(scores, kKeyTile, values + d, stride, count, zeros, mixed + d, width);
-    for (int r = 0; r < R; ++r)
-        for (int d = 0; d < head; ++d)
-            out[r * out_stride + d] = __builtin_fmaf(out[r * out_stride + d], left[r], mixed[r * width + d]);
+inline void multiply(const float* a, long lda, const float* b, long ldb, int inputs, int columns, float* c, long ldc) {
+    static const float zeros[2 * S::lanes] = {};
+    int j = 0;
+    for (; j + S::lanes < columns; j += 2 * S::lanes)
+        tile_f32<S, R, 2>(a, lda, b + j, ldb, inputs, zeros, c + j, ldc);
+    if (j < columns) tile_f32<S, R, 1>(a, lda, b + j, ldb, inputs, zeros, c + j, ldc);
+}
+
+// out [head] = (out x left + mixed) x scale; where nothing is left, whatever it held. The last values go one by one,
+// since the next head's follow.
+template <class S>
+inline void blend(float* out, float left, const float* mixed, float scale, int head) {
+    int d = 0;
+    for (; d + S::lanes <= head; d += S::lanes) {
+        const typename S::Float before = left == 0.0f ? S::set(0.0f) : S::load(out + d);
+        S::store(out + d, S::fma(before, S::set(left), S::load(mixed + d)) * S::set(scale));
+    }
+    for (; d < head; ++d) out[d] = __builtin_fmaf(left == 0.0f ? 0.0f : out[d], left, mixed[d]) * scale;
 }
 
 template <class S>
@@ -70,32 +75,36 @@ void attention(const float* qkv, long stride, int length, int h, int heads, int 
                int positions, float* out, long out_stride, float* scratch) {
     const int head = width / heads;
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(head));
-    float* maximum = scratch;                             // [length]
-    float* sum = maximum + sentport::padded(length);      // [length]
-    float* keys = sum + sentport::padded(length);         // [head, kKeyTile]
+    float* maximum = scratch;                                  // [length]
+    float* sum = maximum + sentport::padded(length);           // [length]
+    float* keys = sum + sentport::padded(length);              // [head, kKeyTile]
     float* scores = keys + kKeyTile * sentport::padded(head);  // [kRowTile, kKeyTile]
-    float* mixed = scores + kRowTile * kKeyTile;          // [kRowTile, head]
+    float* mixed = scores + kRowTile * kKeyTile;               // [kRowTile, head]
     const float* q = qkv + h * head;
     const float* table = relative ? relative + h * (2L * positions - 1) + positions - 1 : nullptr;
     out += h * head;
     for (int i = 0; i < length; ++i) {
         maximum[i] = -kFar;
         sum[i] = 0.0f;
-        for (int d = 0; d < head; ++d) out[i * out_stride + d] = 0.0f;
     }
     for (int from = 0; from < length; from += kKeyTile) {
         const int count = length - from < kKeyTile ? length - from : kKeyTile;
+        const bool last = from + count == length;
         const float* k = q + width + from * stride;
-        transpose_keys(k, stride, count, head, keys);
-        for_row_tiles(length, [&](auto tile, int i) {
-            const float* rows[kRowTile];
-            for (int r = 0; r < tile.value; ++r) rows[r] = table ? table + from - (i + r) : nullptr;
-            attend<S, tile.value>(q + i * stride, stride, keys, k + width, count, head, scale, rows, maximum + i,
-                                  sum + i, scores, mixed, out + i * out_stride, out_stride);
+        transpose_keys<S>(k, stride, count, head, keys);
+        for_row_tiles<kRowTile>(length, [&](auto tile, int i) {
+            constexpr int R = tile.value;
+            float left[R];
+            multiply<S, R>(q + i * stride, stride, keys, kKeyTile, head, count, scores, kKeyTile);
+            for (int r = 0; r < R; ++r)
+                left[r] = soften<S>(scores + r * kKeyTile, count, scale, table ? table + from - (i + r) : nullptr,
+                                    maximum + i + r, sum + i + r);
+            multiply<S, R>(scores, kKeyTile, k + width, stride, count, head, mixed, sentport::padded(head));
+            for (int r = 0; r < R; ++r)
+                blend<S>(out + (i + r) * out_stride, left[r], mixed + r * sentport::padded(head),
+                         last ? 1.0f / sum[i + r] : 1.0f, head);
         });
     }
-    for (int i = 0; i < length; ++i)
-        for (int d = 0; d < head; ++d) out[i * out_stride + d] /= sum[i];
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -294,11 +295,10 @@ void Model::pool(const Batch& batch, const Block& block, const float* x, float* 
             for (std::size_t mode = 0; mode < description_.pooling.size(); ++mode) {
                 const std::string& name = description_.pooling[mode];
                 float* to = out + static_cast<long>(mode) * width_;
-                for (int i = 0; i < width_; ++i) {
-                    if (name == "mean") to[i] += values[i];
-                    else if (count == 0) to[i] = values[i];
-                    else if (name == "max") to[i] = std::max(to[i], values[i]);
-                }
+                if (name == "mean") std::transform(to, to + width_, values, to, std::plus<float>());
+                else if (count == 0) std::copy_n(values, width_, to);
+                else if (name == "max")
+                    std::transform(to, to + width_, values, to, [](float x, float y) { return std::max(x, y); });
             }
             ++count;
         }

@@ -9,31 +9,29 @@ using sentport::kRowTile;
 using sentport::Packed;
 using sentport::Step;
 
-// Inputs that one pass over the rows takes: a panel of so many stays in the first-level cache for all rows, and the
-// rows' part in the second-level one.
-constexpr int kInputBlock = 384;
-
 template <int N>
 struct Rows {
     static constexpr int value = N;
 };
 
-// Calls f(Rows<R>, first row) for tiles of kRowTile rows and one that holds the rest. Short texts have many rests.
-template <class F>
-void for_row_tiles(int rows, F f) {
-    static_assert(kRowTile == 6);
-    int row = 0;
-    for (; row + 6 <= rows; row += 6) f(Rows<6>{}, row);
-    switch (rows - row) {
-        case 5: return f(Rows<5>{}, row);
-        case 4: return f(Rows<4>{}, row);
-        case 3: return f(Rows<3>{}, row);
-        case 2: return f(Rows<2>{}, row);
-        case 1: return f(Rows<1>{}, row);
+// The rest, of fewer than R rows.
+template <int R, class F>
+inline void for_rest(int rows, int row, F f) {
+    if constexpr (R > 1) {
+        if (rows - row == R - 1) f(Rows<R - 1>{}, row);
+        else for_rest<R - 1>(rows, row, f);
     }
 }
 
-// c [R, V vectors] = start + a [R, inputs] x b [inputs, V vectors], or added to c where there is no start.
+// Calls f(Rows<..>, first row) for tiles of R rows and one that holds the rest. Short texts have many rests.
+template <int R, class F>
+inline void for_row_tiles(int rows, F f) {
+    int row = 0;
+    for (; row + R <= rows; row += R) f(Rows<R>{}, row);
+    for_rest<R>(rows, row, f);
+}
+
+// c [R, V vectors] = start + a [R, inputs] x b [inputs, V vectors].
 // The unrolling is spelled out because gcc 12 otherwise keeps the sums on the stack.
 template <class S, int R, int V>
 inline void tile_f32(const float* a, long lda, const float* b, long ldb, int inputs, const float* start, float* c,
@@ -42,7 +40,7 @@ inline void tile_f32(const float* a, long lda, const float* b, long ldb, int inp
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sum[r][v] = S::load((start ? start : c + r * ldc) + v * S::lanes);
+        for (int v = 0; v < V; ++v) sum[r][v] = S::load(start + v * S::lanes);
     for (int i = 0; i < inputs; ++i, b += ldb) {
         typename S::Float weight[V];
 #pragma GCC unroll 4
@@ -63,17 +61,14 @@ inline void tile_f32(const float* a, long lda, const float* b, long ldb, int inp
 template <class S>
 void gemm_f32(const float* a, long lda, int rows, const Packed& w, float* c, long ldc) {
     constexpr int panel = S::lanes * S::vectors;
-    const auto* weights = static_cast<const float*>(w.weights);
-    for (int from = 0; from < w.in; from += kInputBlock) {
-        const int inputs = w.in - from < kInputBlock ? w.in - from : kInputBlock;
-        for (int column = 0; column < w.out; column += panel) {
-            const float* b = weights + static_cast<long>(column) * w.in + static_cast<long>(from) * panel;
-            const float* start = from ? nullptr : w.bias + column;
-            for_row_tiles(rows, [&](auto tile, int row) {
-                tile_f32<S, tile.value, S::vectors>(a + row * lda + from, lda, b, panel, inputs, start,
-                                                    c + row * ldc + column, ldc);
-            });
-        }
+    // All inputs at once, though a panel of many leaves the first-level cache: with 384 at a time, which fit, sums are
+    // stored and loaded again, and widths of 768 and 1024 took a tenth longer.
+    for (int column = 0; column < w.out; column += panel) {
+        const float* b = static_cast<const float*>(w.weights) + static_cast<long>(column) * w.in;
+        for_row_tiles<kRowTile>(rows, [&](auto tile, int row) {
+            tile_f32<S, tile.value, S::vectors>(a + row * lda, lda, b, panel, w.in, w.bias + column,
+                                                c + row * ldc + column, ldc);
+        });
     }
 }
 
@@ -109,7 +104,7 @@ void gemm_bf16(const uint16_t* a, long lda, int rows, const Packed& w, float* c,
     const int pairs = (w.in + 1) / 2;
     for (int column = 0; column < w.out; column += panel) {
         const uint16_t* b = static_cast<const uint16_t*>(w.weights) + 2L * column * pairs;
-        for_row_tiles(rows, [&](auto tile, int row) {
+        for_row_tiles<kRowTile>(rows, [&](auto tile, int row) {
             tile_bf16<S, tile.value>(a + row * lda, lda, b, pairs, w.bias + column, c + row * ldc + column, ldc);
         });
     }
@@ -157,7 +152,7 @@ void gemm_i8(const uint8_t* a, long lda, int rows, const Step* steps, const Pack
     const int eights = (w.in + 7) / 8;
     for (int column = 0; column < w.out; column += panel) {
         const int8_t* b = static_cast<const int8_t*>(w.weights) + 8L * column * eights;
-        for_row_tiles(rows, [&](auto tile, int row) {
+        for_row_tiles<S::byte_rows>(rows, [&](auto tile, int row) {
             tile_i8<S, tile.value>(a + row * lda, lda, steps + row, b, eights, w, column, c + row * ldc + column, ldc);
         });
     }

@@ -14,6 +14,7 @@ struct Avx2 {
     using Int = __m256i;
     static constexpr int lanes = 8;
     static constexpr int vectors = 2;  // of a panel: 6 x 2 sums, 2 weights and an activation fit 16 registers
+    static constexpr int byte_rows = 4;  // 4 x 2 sums, 4 weights, 2 activations, ones and a product: 16 too
 
     static Float load(const float* p) { return _mm256_loadu_ps(p); }
     static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }

@@ -12,6 +12,7 @@ struct Avx512 {
     using Float = __m512;
     using Int = __m512i;
     static constexpr int lanes = 16;
+    static constexpr int byte_rows = 6;
     static constexpr int vectors = 4;  // of a panel: 6 x 4 sums, 4 weights and an activation fit 32 registers
 
     static Float load(const float* p) { return _mm512_loadu_ps(p); }

@@ -84,6 +84,7 @@ def records_of_all_kinds() -> list[Record]:
         "benchmark": "growth",
         "kind": "size",
         "model": "m",
+        "engine": "native",
         "precision": "fp32",
         "layout": "packed",
     }
