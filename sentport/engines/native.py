@@ -11,7 +11,7 @@ from sentport.batch import TokenBatch
 from sentport.bundle import Bundle, GraphRecord
 from sentport.engines.feeds import refuse_unknown
 from sentport.engines.native_file import NativeFile, read_native
-from sentport.errors import BundleError, EngineError, InputError, PrecisionError
+from sentport.errors import EngineError, GraphError, InputError, PrecisionError
 from sentport.hardware import available_cores
 
 try:
@@ -45,8 +45,8 @@ class NativeEngine:
 
     Raises:
         PrecisionError: When this CPU does not run the precision.
+        GraphError: When the file is damaged, or of a form that the kernels do not take.
         EngineError: For another device, or a CPU without AVX2.
-        BundleError: When the file is damaged.
     """
 
     name = "native"
@@ -73,9 +73,9 @@ class NativeEngine:
         try:
             self._model: sentport_native.Model | None = make_model(read_native(file), self.level)
         except (ValueError, TypeError, KeyError) as error:
-            raise BundleError(f"{file} does not fit engine native ({error}); export the checkpoint again") from error
+            raise GraphError(f"{file} does not fit engine native ({error}); export the checkpoint again") from error
         if self._model.dim != bundle.spec.dim:
-            raise BundleError(f"{file} gives vectors of {self._model.dim}, bundle.json says {bundle.spec.dim}")
+            raise GraphError(f"{file} gives vectors of {self._model.dim}, bundle.json says {bundle.spec.dim}")
         self.token_budget = TOKEN_BUDGET
         self.sessions, self.threads = threads or available_cores(), 1
         self._inputs = {tensor.name for tensor in graph.inputs}

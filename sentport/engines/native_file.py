@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sentport.errors import BundleError
+from sentport.errors import GraphError
 
 METADATA = "sentport"
 _LONGEST_HEADER = 1 << 26
@@ -62,7 +62,7 @@ def read_native(file: Path) -> NativeFile:
     """Read a file; what it holds is checked as far as memory goes, its meaning by whoever uses it.
 
     Raises:
-        BundleError: When it is damaged.
+        GraphError: When it is damaged.
     """
     try:
         data = np.memmap(file, np.uint8, "r")
@@ -74,7 +74,7 @@ def read_native(file: Path) -> NativeFile:
         body = data[8 + length :]
         return NativeFile(description, {name: _array(body, **record) for name, record in header.items()})
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise BundleError(f"{file} is damaged ({type(error).__name__}: {error}); export the checkpoint again") from None
+        raise GraphError(f"{file} is damaged ({type(error).__name__}: {error}); export the checkpoint again") from None
 
 
 def _array(body: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: list[int]) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from export.native import NotCoveredError, export_native, native_int8, native_mo
 from export.sensitivity import Calibration  # noqa: E402
 from export.verify import check_graph, verify_bundle  # noqa: E402
 from sentport.batch import TokenBatch  # noqa: E402
-from sentport.bundle import Bundle, read_bundle  # noqa: E402
+from sentport.bundle import Bundle, read_bundle, sha256_of  # noqa: E402
 from sentport.engines.native import NativeEngine, make_model, run_model, runs  # noqa: E402
 from sentport.engines.native_file import read_native  # noqa: E402
 from sentport.engines.torch import TorchEngine  # noqa: E402
@@ -127,6 +127,25 @@ def test_int8_weights_that_16_bits_cannot_add_are_refused(made: tuple[Bundle, Su
             continue
         with pytest.raises(ValueError, match="int8 weights of output 3 do not fit 16-bit sums"):
             make_model(changed, native.levels()[-1])
+
+
+@pytest.mark.parametrize("made", ["bert"], indirect=True)
+@pytest.mark.parametrize(
+    ("found", "other", "said"),
+    [(b"layers.0.up.weight", b"layers.0.xx.weight", "does not fit engine native"), (b'"F32"', b'"F99"', "is damaged")],
+)
+def test_a_file_that_the_engine_does_not_take_is_refused_by_itself(
+    made: tuple[Bundle, Suite, Tokenizer], found: bytes, other: bytes, said: str, tmp_path: Path
+) -> None:
+    bundle, suite, tokenizer = made
+    record = bundle.native[0]
+    changed = tmp_path / record.file
+    changed.parent.mkdir()
+    changed.write_bytes(bundle.graph_file(record).read_bytes().replace(found, other))
+    with pytest.raises(GateError, match=f"{record.file} is refused: .* {said}"):
+        check_graph(
+            replace(bundle, path=tmp_path), replace(record, sha256=sha256_of(changed)), suite, tokenizer, "native"
+        )
 
 
 @pytest.mark.parametrize(

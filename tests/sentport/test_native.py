@@ -23,7 +23,7 @@ from sentport.batch import TokenBatch  # noqa: E402
 from sentport.bundle import Bundle, read_bundle, sha256_of  # noqa: E402
 from sentport.engines.native import NativeEngine, make_model, run_model, runs  # noqa: E402
 from sentport.engines.native_file import METADATA, read_native  # noqa: E402
-from sentport.errors import BundleError, EngineError, InputError, PrecisionError  # noqa: E402
+from sentport.errors import BundleError, EngineError, GraphError, InputError, PrecisionError  # noqa: E402
 
 TEXTS = [f"the {'red cat ' * (row % 11)}sat on {'a mat ' * (row % 7)}" for row in range(60)]
 LEVELS = ("plain", *native.levels())
@@ -244,7 +244,7 @@ def test_a_damaged_file_is_refused(bundle: Bundle, tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="the vocabulary has 24"):
                 model.run(np.array([24]), np.array([1], np.int32), None, None, threads=1, block_tokens=1)
             continue
-        with pytest.raises(BundleError, match="is damaged"):
+        with pytest.raises(GraphError, match="is damaged"):
             read_native(file)
 
 
@@ -280,7 +280,7 @@ def test_a_description_that_cannot_be_is_refused(
     file = tmp_path / record.file
     file.parent.mkdir()
     file.write_bytes(with_header(header, data))
-    with pytest.raises(BundleError, match=said):
+    with pytest.raises(GraphError, match=said):
         NativeEngine(replace(bundle, path=tmp_path), replace(record, sha256=sha256_of(file)))
 
 
