@@ -15,10 +15,12 @@ class Cell:
     Attributes:
         text: As shown.
         value: As sorted and exported, where it is a number.
+        spread: From where to where its interval goes; a CSV file has both in columns of their own.
     """
 
     text: str
     value: float | None = None
+    spread: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class Plot:
         series: Each in a colour of its own.
         log_x: Whether the horizontal axis is logarithmic.
         log_y: Whether the vertical one is.
+        from_zero: Whether the vertical one begins at 0, however far from it the points are.
     """
 
     caption: str
@@ -91,6 +92,7 @@ class Plot:
     series: tuple[Series, ...]
     log_x: bool = False
     log_y: bool = False
+    from_zero: bool = False
 
 
 Chart = Bars | Plot
@@ -167,7 +169,8 @@ def _axis(values: Sequence[float], start: float, end: float, *, log: bool) -> _A
 def _plot(chart: Plot, shown: Sequence[Series]) -> str:
     points = [point for series in shown for point in series.points]
     across = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, log=chart.log_x)
-    upwards = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, log=chart.log_y)
+    lowest = [0.0] if chart.from_zero else []
+    upwards = _axis([*lowest, *(y for _, y in points)], _HEIGHT - _BOTTOM, _TOP, log=chart.log_y)
     names = ", ".join(series.label for series in shown)
     legend = "".join(
         f'<li class="hue{number % HUES}"><svg viewBox="-6 -6 12 12">{_mark(number)}</svg>{escape(series.label)}</li>'

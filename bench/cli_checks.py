@@ -62,8 +62,15 @@ def words(value: str) -> list[str]:
 
 
 def numbers(value: str) -> list[int]:
-    """The whole numbers of a comma-separated list, for argparse."""
-    return [int(word) for word in words(value)]
+    """The whole numbers of a comma-separated list, for argparse.
+
+    Raises:
+        ArgumentTypeError: When there is something else.
+    """
+    try:
+        return [int(word) for word in words(value)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is no list of whole numbers; expected N,N") from None
 
 
 def say_of(arguments: argparse.Namespace) -> Callable[[str], None]:

@@ -7,11 +7,12 @@ from statistics import mean
 
 from bench.boards import Board, Cell, Column, Table, brief, number
 from bench.charts import Bar, Bars, Chart, Plot, Series
-from bench.rows import MEASURED, Probe, Row, Section, ahead_of_ours
+from bench.rows import MEASURED, Probe, Row, Section, ahead_of_ours, pace
 
-_NUMBERS = ("sentences/s", "min-max", "× baseline", "GFLOP/s", "of the most", "padding waste", "worst cosine", "rounds")
+RATE = "sentences/s (min-max)"
+_NUMBERS = (RATE, "× baseline", "GFLOP/s", "of the most", "padding waste", "worst cosine", "rounds")
 HEADINGS = (
-    *("contestant", "batch policy", "tokenisation", "sentences/s", "min-max", "× baseline", "GFLOP/s", "of the most"),
+    *("contestant", "batch policy", "tokenisation", RATE, "× baseline", "GFLOP/s", "of the most"),
     *("padding waste", "worst cosine", "rounds", "runs on"),
 )
 COLUMNS = tuple(Column(name, name in _NUMBERS) for name in HEADINGS)
@@ -65,15 +66,14 @@ def cells(row: Row, *, ahead: bool = False) -> tuple[Cell, ...]:
     who = title_of(row, ahead=ahead)
     tokenisation = "inside" if row.tokenisation_inside else "outside"
     if row.status != MEASURED:
-        blank = [Cell("")] * 7
+        blank = [Cell("")] * 6
         return (Cell(who), Cell(policy), Cell(tokenisation), Cell(row.status), *blank, Cell(row.device))
     rounds = f"{row.repeats}" if row.repeats >= row.repeats_planned else f"{row.repeats} of {row.repeats_planned}"
     return (
         Cell(who),
         Cell(policy),
         Cell(tokenisation),
-        number(row.rate),
-        Cell(f"{brief(row.slowest or 0)}-{brief(row.fastest or 0)}", row.rate),
+        rate_cell(row),
         ratio_cell(row),
         number(row.flops and row.flops / 1e9, ",.0f", missing="—"),
         Cell("—" if row.ceiling is None else f"{row.ceiling:.0f} %", row.ceiling),
@@ -89,11 +89,18 @@ def title_of(row: Row, *, ahead: bool) -> str:
     return f"{row.contestant}{' (baseline)' if row.baseline else ''}{' (ahead of ours)' if ahead else ''}"
 
 
+def rate_cell(row: Row) -> Cell:
+    """Texts a second: the median, and the slowest and the fastest call."""
+    slowest, fastest = row.slowest or 0.0, row.fastest or 0.0
+    return Cell(f"{brief(row.rate or 0)} ({brief(slowest)}-{brief(fastest)})", row.rate, (slowest, fastest))
+
+
 def ratio_cell(row: Row) -> Cell:
     """How many times faster than the baseline, with the interval."""
     if row.ratio is None or row.ratio_low is None or row.ratio_high is None or row.baseline:
         return number(row.ratio, ".2f")
-    return Cell(f"{row.ratio:.2f} ({row.ratio_low:.2f}-{row.ratio_high:.2f})", row.ratio)
+    shown = f"{row.ratio:.2f} ({row.ratio_low:.2f}-{row.ratio_high:.2f})"
+    return Cell(shown, row.ratio, (row.ratio_low, row.ratio_high))
 
 
 def cosine_cell(row: Row) -> Cell:
@@ -153,7 +160,7 @@ def _detail(row: Row) -> str:
 
 
 def _fastest(rows: Sequence[Row], name: str) -> float:
-    return max(row.rate or 0.0 for row in rows if row.contestant == name and row.tokenisation_inside)
+    return max((row for row in rows if row.contestant == name and row.tokenisation_inside), key=pace).rate or 0.0
 
 
 def _quality(part: Section) -> list[Table]:
@@ -191,12 +198,12 @@ def _apart(probes: Sequence[Probe]) -> list[Table]:
 
 def _lengths(parts: Sequence[Section]) -> list[Board]:
     """Milliseconds a text over tokens a text, of the contestants' fastest rows, where corpora of a run differ."""
-    groups: dict[tuple[str, str], list[Section]] = {}
+    groups: dict[tuple[str, str, str], list[Section]] = {}
     for part in parts:
         if part.tokens_per_text:
-            groups.setdefault((part.model, part.conditions["machine"]), []).append(part)
+            groups.setdefault((part.model, part.conditions["machine"], part.run), []).append(part)
     boards = []
-    for (model, machine), group in groups.items():
+    for (model, machine, _), group in groups.items():
         if len({round(part.tokens_per_text or 0) for part in group}) < 2:
             continue
         ordered = sorted(group, key=lambda part: part.tokens_per_text or 0.0)
@@ -209,14 +216,9 @@ def _lengths(parts: Sequence[Section]) -> list[Board]:
         )
         heads = (Column("contestant"), *(Column(_length_heading(part), True) for part in ordered))
         chart = Plot("cost against length", "tokens a text", "milliseconds a text", series, log_x=True, log_y=True)
-        boards.append(
-            Board(
-                f"Cost against length, {model}",
-                (Table(heads, rows),),
-                (chart,),
-                {"machine": machine, "unit": "ms a text"},
-            )
-        )
+        conditions = {"machine": machine, "unit": "ms a text, each at its fastest batches"}
+        conditions["date"] = group[0].conditions["date"]
+        boards.append(Board(f"Cost against length, {model}", (Table(heads, rows),), (chart,), conditions))
     return boards
 
 
@@ -227,7 +229,7 @@ def _length_heading(part: Section) -> str:
 def _cost_points(parts: Sequence[Section], name: str) -> list[tuple[float, float]]:
     found: dict[float, list[float]] = {}
     for part in parts:
-        rates = [row.rate for row in part.rows if row.contestant == name and row.rate and row.tokenisation_inside]
-        if rates:
-            found.setdefault(part.tokens_per_text or 0.0, []).append(1000 / max(rates))
+        rows = [row for row in part.rows if row.contestant == name and row.rate and row.tokenisation_inside]
+        if rows:
+            found.setdefault(part.tokens_per_text or 0.0, []).append(1000 / _fastest(rows, name))
     return [(tokens, mean(costs)) for tokens, costs in found.items()]

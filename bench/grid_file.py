@@ -195,7 +195,10 @@ def expand(values: Values) -> Iterator[Block]:
 
 
 def _check_model(model: Any, *, serve: bool) -> None:
-    if not isinstance(model, dict) or "checkpoint" not in model or not set(model) <= set(_MODEL):
+    for name in model if isinstance(model, dict) else ():
+        if name not in _MODEL:
+            raise SentportError(f"grid: a model has {name!r}, which is unknown; known: {', '.join(_MODEL)}")
+    if not isinstance(model, dict) or "checkpoint" not in model:
         found = ", ".join(model) if isinstance(model, dict) else repr(model)
         raise SentportError(f"grid: a model has {found}; expected checkpoint, and bundle and export or not")
     for name, value in model.items():

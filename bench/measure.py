@@ -87,6 +87,10 @@ def _measure_block(
         for contestant in contestants:
             closing.callback(contestant.close)
         workloads = make_workloads(options, contestants[0], say)
+        asked = options.texts or 0
+        for corpus in (workload.corpus for workload in workloads):
+            if len(corpus.texts) < asked:
+                say(f"{corpus.name} has {len(corpus.texts)} texts, {asked} were asked for")
         every = make_cases(options, contestants, workloads)
         cases = wanted_cases(every, finished)
         if len(cases) < len(every):

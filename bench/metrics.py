@@ -114,6 +114,7 @@ def _section(records: list[Record], beside: list[Record], corpora: set[str]) -> 
         tuple(probes.values()),
         full.get("model", ""),
         full["tokens"] / full["texts"] if "tokens" in full else None,
+        str(full.get("grid") or full["run"]),
     )
 
 

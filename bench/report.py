@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.boards import Board, Table
+from bench.boards import Board, Cell, Table
 from bench.findings import Finding
 from bench.page import render_page
 
@@ -104,9 +104,22 @@ def render_table(table: Table) -> str:
 def _write_csv(table: Table, file: Path) -> Path:
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
-        writer.writerow([column.heading for column in table.columns])
-        writer.writerows([cell.text if cell.value is None else cell.value for cell in row] for row in table.rows)
+        wide = [any(row[place].spread for row in table.rows) for place in range(len(table.columns))]
+        heads = zip((column.heading for column in table.columns), wide, strict=True)
+        writer.writerow([part for head, spread in heads for part in _headings(head, spread)])
+        for row in table.rows:
+            writer.writerow([part for cell, spread in zip(row, wide, strict=True) for part in _values(cell, spread)])
     return file
+
+
+def _headings(heading: str, spread: bool) -> list[str]:
+    name = heading.partition(" (")[0]
+    return [name, f"{name}, from", f"{name}, to"] if spread else [heading]
+
+
+def _values(cell: Cell, spread: bool) -> list[str | float]:
+    value = cell.text if cell.value is None else cell.value
+    return [value, *(cell.spread or ("", ""))] if spread else [value]
 
 
 def _slug(text: str) -> str:

@@ -79,6 +79,8 @@ def print_report(raw: Sequence[Path], out: Path, *, as_json: bool = False) -> No
 
     records = read_records(raw)
     boards, found = all_boards(records), findings(parts := sections(records))
+    if not boards:
+        raise SentportError(f"{', '.join(map(str, raw))}: no case was measured in there; give `bench run` again")
     written = write_report(boards, found, out)
     if as_json:
         files = {"page": str(written.page), "table": str(written.markdown)}

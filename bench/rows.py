@@ -85,6 +85,11 @@ class Row:
         return int(found[1]) if found else 0
 
 
+def pace(row: Row) -> float:
+    """What tells the fastest of a contestant's rows: the ratio, in which the machine's drift cancels, if any."""
+    return row.ratio or row.rate or 0.0
+
+
 def ahead_of_ours(row: Row, rows: Sequence[Row]) -> bool:
     """Whether somebody else's row is faster than all of ours of its precision, by vectors that are worth as much.
 
@@ -135,6 +140,7 @@ class Section:
         probes: What each contestant showed in a process of its own.
         model: What was run.
         tokens_per_text: On average, after the model's limit; None where no row was opened.
+        run: Of which run or grid it is.
     """
 
     title: str
@@ -146,3 +152,4 @@ class Section:
     probes: tuple[Probe, ...] = ()
     model: str = ""
     tokens_per_text: float | None = None
+    run: str = ""

@@ -93,8 +93,9 @@ class Session:
         return spread_of(found or [1 / call.seconds for call in calls]).width <= self.settings.tight
 
     def not_run(self, record: Record, reason: str) -> None:
-        """Write a row that could not be run."""
+        """Write and say that a row could not be run."""
         self.writer.write("not run", {**record, "reason": reason})
+        self.say(f"not run: {record['contestant']}, {record['policy']}: {reason}")
 
     def _with_progress(self, label: str, items: Sequence[T]) -> Iterator[T]:
         with Progress(label, len(items), "rows", shown=self.progress) as bar:
@@ -117,7 +118,6 @@ class Session:
             reason = f"failed: {type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
             self.broken = True
             self.not_run(record, reason)
-            self.say(f"not run: {record['contestant']}, {record['policy']}: {reason}")
             return False
         return True
 

@@ -36,7 +36,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
     add("--checkpoint", help="the source model, whose vectors are right", metavar="DIR")
     add("--bundle", help="its bundle, for the rows of our engines", metavar="BUNDLE")
-    add("--out", help="folder for raw files; finished cases in it are skipped", metavar="DIR", dest="records")
+    add("--out", help="folder for raw files; what is finished in it of GRID is skipped", metavar="DIR", dest="records")
     add(
         "--contestants",
         help="sentence-transformers,torch,onnxruntime,native,triton; also openvino and peers",

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 
-from bench.boards import Cell, Table, brief, columns, number
-from bench.encoder_board import cosine_cell, ratio_cell, title_of, waste_cell
+from bench.boards import Cell, Table, columns, number
+from bench.encoder_board import RATE, cosine_cell, rate_cell, ratio_cell, title_of, waste_cell
 from bench.report import render_table
-from bench.rows import MEASURED, Row, Section, ahead_of_ours
+from bench.rows import MEASURED, Row, Section, ahead_of_ours, pace
 from sentport.errors import SentportError
 from sentport.files import file_written_aside
 
-_NUMBERS = ("sentences/s (min-max)", "× baseline", "padding waste", "worst cosine", "STS-B Spearman")
+_NUMBERS = (RATE, "× baseline", "padding waste", "worst cosine", "STS-B Spearman")
 _WIDTH = 120
 _HEADS = columns(f"contestant | batch policy | {' | '.join(_NUMBERS)}", _NUMBERS)
 
@@ -85,7 +85,7 @@ def _best(rows: Sequence[Row]) -> list[Row]:
 
 def _combined(rows: Sequence[Row]) -> Row:
     return replace(
-        max(rows, key=lambda row: (row.baseline, row.ratio or row.rate or 0.0)),
+        max(rows, key=lambda row: (row.baseline, pace(row))),
         worst_cosine=min(row.worst_cosine or 0.0 for row in rows),
         wrong=any(row.wrong for row in rows),
         spearman=next((row.spearman for row in rows if row.spearman is not None), None),
@@ -102,7 +102,7 @@ def _cells(row: Row, *, ahead: bool) -> tuple[Cell, ...]:
     return (
         Cell(f"{title_of(row, ahead=ahead)}{lower}"),
         Cell(", ".join(text for text in (row.policy, row.batch) if text)),
-        Cell(f"{brief(row.rate or 0)} ({brief(row.slowest or 0)}-{brief(row.fastest or 0)})", row.rate),
+        rate_cell(row),
         ratio_cell(row),
         waste_cell(row),
         cosine_cell(row),

@@ -31,6 +31,13 @@ bool fits_16_bits(const int8_t* row, long in) {
     return true;
 }
 
+bool is_finite(Kind kind, const uint8_t* value) {
+    uint32_t bits = 0;
+    if (kind == Kind::f32) std::memcpy(&bits, value, 4);
+    if (kind == Kind::bf16) std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, value, 2);
+    return (bits & 0x7f800000) != 0x7f800000;
+}
+
 constexpr long kLargest = 1L << 24;  // of any size: their products stay far from overflow
 
 }  // namespace
@@ -62,7 +69,11 @@ Buffer<float> Tensors::floats(const std::string& name, const std::vector<long>& 
     long count = 1;
     for (const long size : shape) count *= size;
     Buffer<float> copy(count + kAlign);
-    std::memcpy(copy.data(), values, static_cast<std::size_t>(count) * sizeof(float));
+    for (long i = 0; i < count; ++i) {
+        // Comparisons drop a NaN in silence, so that wrong vectors would look like right ones.
+        if (!std::isfinite(values[i])) throw std::invalid_argument(name + " has a value that is no finite number");
+        copy[i] = values[i];
+    }
     return copy;
 }
 
@@ -79,13 +90,16 @@ Linear::Linear(const Tensors& tensors, const std::string& name, const Kernels& k
         sums_.reserve(padded(out_));
         if (tensors.has(name + ".smoothing")) {
             factors_ = tensors.floats(name + ".smoothing", {in_});
-            for (int i = 0; i < in_; ++i) factors_[i] = 1.0f / factors_[i];
+            for (int i = 0; i < in_; ++i) {
+                if (!(factors_[i] > 0)) throw std::invalid_argument(name + ".smoothing has a factor that is not above 0");
+                factors_[i] = 1.0f / factors_[i];
+            }
         }
     }
-    pack(weight);
+    pack(name, weight);
 }
 
-void Linear::pack(const Tensor& weight) {
+void Linear::pack(const std::string& name, const Tensor& weight) {
     const int group = group_of(kind_), panel = kernels_.panel;
     const long size = this->size(), grouped = this->grouped();
     const auto* from = static_cast<const uint8_t*>(weight.data);
@@ -95,13 +109,16 @@ void Linear::pack(const Tensor& weight) {
         for (long i = 0; i < in_; ++i) {
             // [out / panel][in / group][output of the panel][input of the group]
             const long at = o / panel * panel * grouped + i / group * group * panel + o % panel * group + i % group;
+            if (!is_finite(kind_, from + (o * in_ + i) * size))
+                throw std::invalid_argument(name + ".weight has a value that is no finite number");
             std::memcpy(weights_.data() + at * size, from + (o * in_ + i) * size, static_cast<std::size_t>(size));
             if (kind_ == Kind::i8) total += static_cast<int8_t>(from[o * in_ + i]);
         }
         if (kind_ != Kind::i8) continue;
         sums_[o] = total;
         if (!fits_16_bits(reinterpret_cast<const int8_t*>(from + o * in_), in_))
-            throw std::invalid_argument("int8 weights of output " + std::to_string(o) + " do not fit 16-bit sums");
+            throw std::invalid_argument(name + ": int8 weights of output " + std::to_string(o) +
+                                        " do not fit 16-bit sums");
     }
 }
 

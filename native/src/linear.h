@@ -59,7 +59,7 @@ public:
     void apply(const float* x, long ldx, const Inputs& inputs, int rows, float* c, Team& team) const;
 
 private:
-    void pack(const Tensor& weight);
+    void pack(const std::string& name, const Tensor& weight);
     long grouped() const { return (in_ + step_of(kind_) - 1L) / step_of(kind_) * step_of(kind_); }
     long size() const { return kind_ == Kind::f32 ? 4 : kind_ == Kind::bf16 ? 2 : 1; }
 

@@ -176,7 +176,8 @@ void Model::run(const Batch& batch, int threads, long block_tokens, float* out) 
     std::mutex failing;
     const auto work = [&] {
         try {
-            Team team(blocks.size() == 1 ? threads : 1);
+            const int most = static_cast<int>(padded(inner_) / kAlign);  // parts that the widest layer has
+            Team team(blocks.size() == 1 ? std::min(threads, most) : 1);
             std::unique_ptr<Scratch> scratch = take_scratch();
             for (std::size_t n; (n = next++) < blocks.size();) {
                 embed(batch, blocks[n], *scratch, team);
@@ -228,6 +229,8 @@ void Model::embed(const Batch& batch, const Block& block, Scratch& s, Team& team
             for (int i = 0; i < embedded_; ++i) x[i] = word[i] + (types_ ? kind[i] : 0.0f) + where[i];
             kernels_.norm(x, nullptr, embedding_norm_.gain.data(), embedding_norm_.shift.data(), embedded_,
                           description_.epsilon);
+            if (!std::isfinite(x[0]))  // the norm spreads what is none over its row; the table is too large to look at
+                refuse("the embedding of id " + std::to_string(batch.ids[token]) + " is not finite");
             if (projection_) projection_->prepare(x, token - block.token, s.inputs);
         }
     }

@@ -84,8 +84,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except SentportError as error:
         return _fail(str(error), error.exit_code)
-    except (OSError, MemoryError) as error:
-        return _fail(f"{type(error).__name__}: {error}", 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error} ({type(error).__name__})", 2)
+    except MemoryError as error:
+        return _fail(f"MemoryError: {error}", 2)
     except Exception as error:
         if verbose:
             raise

@@ -73,7 +73,8 @@ class NativeEngine:
         try:
             self._model: sentport_native.Model | None = make_model(read_native(file), self.level)
         except (ValueError, TypeError, KeyError) as error:
-            raise GraphError(f"{file} does not fit engine native ({error}); export the checkpoint again") from error
+            why = f"{file} does not fit engine native ({_one_line(error)})"
+            raise GraphError(f"{why}; export the checkpoint again") from error
         if self._model.dim != bundle.spec.dim:
             raise GraphError(f"{file} gives vectors of {self._model.dim}, bundle.json says {bundle.spec.dim}")
         self.token_budget = TOKEN_BUDGET
@@ -94,6 +95,14 @@ class NativeEngine:
     def close(self) -> None:
         """Let go of the model."""
         self._model = None
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"its description lacks {error}"
+    if isinstance(error, TypeError):  # whose own text is the signature
+        return "a value of its description is of another type than expected"
+    return " ".join(str(error).split())
 
 
 def resolve_device(device: str) -> str:

@@ -98,7 +98,7 @@ def test_a_signature_tells_what_is_measured_not_where_it_lies() -> None:
         ),
         ("texts = ", "cannot be read"),
         ("", "no model is named"),
-        ("[[model]]\npath = 'x'", "a model has path; expected checkpoint"),
+        ("[[model]]\npath = 'x'", "a model has 'path', which is unknown; known: checkpoint, bundle, export"),
     ],
 )
 def test_what_a_grid_cannot_say_is_named(tmp_path: Path, text: str, reason: str) -> None:

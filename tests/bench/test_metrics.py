@@ -252,6 +252,9 @@ def test_the_page_needs_nothing_but_itself_and_shows_every_row(records: list[Rec
         ("onnxruntime", "200.0"),
         ("Triton", "160.0"),
     ]
+    smart = table[2]
+    found = [float(smart[f"{name}, {end}"]) for name in ("sentences/s", "× baseline") for end in ("from", "to")]
+    assert found == [100.0, 250.0, 2.0, 5.0]
 
 
 def test_whiskers_and_bars_stand_where_the_rates_are(records: list[Record], tmp_path: Path) -> None:
@@ -267,8 +270,20 @@ def test_the_table_is_aligned_and_names_reasons(records: list[Record]) -> None:
     lines = render_board(board_of(sections(records)[0])).splitlines()
     assert len({len(line) for line in lines[:7]}) == 1
     assert "| baseline lib (baseline) | own, 32 rows" in lines[2]
-    assert re.search(r"\| +200 \| 100-250 \| +4.00 \(2.00-5.00\) \| +10 \| +— \| +20.0 % \| +0.9999800 \|", lines[4])
+    assert re.search(r"\| +200 \(100-250\) \| 4.00 \(2.00-5.00\) \| +10 \| +— \| +20.0 % \| +0.9999800 \|", lines[4])
     assert lines[-1] == "- cheat <b>, own: rejected: it caches & more"
+
+
+def test_cost_against_length_joins_the_corpora_of_one_run() -> None:
+    def run(name: str) -> list[Record]:
+        sizes = (("STS-B", 1000), ("long", 20_000))
+        return [
+            observation("x", "own", tokens / 1000, 0, run=name, corpus=corpus, tokens=tokens)
+            for corpus, tokens in sizes
+        ]
+
+    boards = [board for board in encoder_boards(sections([*run("r1"), *run("r2")])) if board.title.startswith("Cost")]
+    assert [len(board.tables[0].columns) for board in boards] == [3, 3]  # who, and two corpora
 
 
 def gpu_row(implementation: str, precision: str, seconds: float | None) -> Record:

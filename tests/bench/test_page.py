@@ -29,9 +29,9 @@ const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
 addEventListener("load", () => {
   const table = document.querySelector("table");
-  const place = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === "sentences/s");
+  const place = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.startsWith("sentences/s"));
   const press = () => table.tHead.rows[0].cells[place].firstElementChild.click();
-  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[place].textContent);
+  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[place].textContent.split(" ")[0]);
   const seen = { errors, before: column() };
   press();
   seen.falling = column();

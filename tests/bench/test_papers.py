@@ -12,6 +12,7 @@ from conftest import Cli
 
 from bench import growth, pair_board, table7
 from bench.boards import Board
+from bench.charts import render_chart
 from bench.records import Record, read_records
 from bench.report import render_board
 from bench.table7 import SBERT, SMART, SYSTEMS
@@ -129,6 +130,8 @@ def test_growth_is_measured_in_processes_of_their_own(
     board = growth.board(records)
     assert isinstance(board, Board)
     assert [len(chart.series[0].points) for chart in board.charts] == [2, 2]  # type: ignore[union-attr]
+    assert 'class="tick side"' in (memory := render_chart(board.charts[1]))
+    assert ">0</text>" in memory  # or a few percent would climb from floor to ceiling
     assert "From 16 to 1,000,000 texts" in out
 
 
@@ -142,6 +145,7 @@ def test_growth_is_measured_in_processes_of_their_own(
         ("table7 --repeats 0", "--repeats is 0; expected 1 or more"),
         ("table7 --corpus none.txt", "corpus none.txt cannot be read"),
         ("growth --bundle none --sizes ,", "--sizes is 0; expected 1 or more"),
+        ("growth --bundle none --sizes 16,abc", "'16,abc' is no list of whole numbers; expected N,N"),
         ("growth --bundle none --seconds nan", "--seconds is nan; expected a finite number above 0"),
     ],
 )

@@ -125,7 +125,7 @@ def test_int8_weights_that_16_bits_cannot_add_are_refused(made: tuple[Bundle, Su
         if fits:
             make_model(changed, native.levels()[-1])
             continue
-        with pytest.raises(ValueError, match="int8 weights of output 3 do not fit 16-bit sums"):
+        with pytest.raises(ValueError, match=r"layers\..*: int8 weights of output 3 do not fit 16-bit sums"):
             make_model(changed, native.levels()[-1])
 
 

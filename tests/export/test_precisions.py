@@ -173,6 +173,22 @@ def test_smoothing_moves_range_from_activations_to_weights() -> None:
     assert smoothing([wide], np.array([9, 1, 1, 1], np.float32)).tolist() == [1, 1, 1, 1]
 
 
+def test_an_input_that_calibration_missed_does_not_take_all_steps() -> None:
+    """A text that reaches it would lose all its other inputs."""
+    draw = np.random.default_rng(0)
+    weight = draw.normal(size=(64, 16)).astype(np.float32)
+    seen = np.abs(draw.normal(size=64)).astype(np.float32) + 1
+    seen[:3] = 0, 1e-4, 0
+    factors = smoothing([weight], seen, narrowing=True)
+    assert factors.min() > 0.05
+    row = seen.copy()
+    row[0] = 2  # of a text
+    step = float((row / factors).max()) / 255
+    found = np.rint(row / factors / step) * step * factors
+    assert np.linalg.norm(found - row) < 0.05 * np.linalg.norm(row)
+    assert np.isfinite(smoothing([weight], np.zeros(64, np.float32), narrowing=True)).all()
+
+
 def test_calibration_texts_are_varied_and_a_short_file_is_refused(tmp_path: Path) -> None:
     texts, source = calibration_texts()
     assert (len(texts), source) == (256, "sentport")

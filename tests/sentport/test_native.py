@@ -130,6 +130,26 @@ def test_what_would_lead_out_of_a_table_is_refused(
         engine.run(batch)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused(bundle: Bundle, value: float) -> None:
+    """Comparisons drop a NaN, so vectors would be finite and wrong."""
+    content = read_native(bundle.graph_file(bundle.native[0]))
+
+    def changed(name: str) -> native.Model:
+        array = np.array(content.arrays[name])
+        array[-1] = value
+        return make_model(content._replace(arrays={**content.arrays, name: array}), native.levels()[-1])
+
+    for name in ("layers.1.up.weight", "layers.0.qkv.bias", "layers.1.output_norm.weight", "embeddings.position"):
+        with pytest.raises(ValueError, match=f"{name} has a value that is no finite number"):
+            changed(name)
+    model = changed("embeddings.word")  # which is not read before it is needed
+    last, length = len(content.arrays["embeddings.word"]) - 1, np.array([3], np.int32)
+    assert np.isfinite(model.run(np.array([2, 7, 3]), length, None, None, threads=1, block_tokens=9)).all()
+    with pytest.raises(ValueError, match=f"the embedding of id {last} is not finite"):
+        model.run(np.array([2, last, 3]), length, None, None, threads=1, block_tokens=9)
+
+
 def test_bf16_is_refused_by_name_where_no_instruction_multiplies_it(bundle: Bundle) -> None:
     assert not runs("bf16", "avx2")
     record = replace(bundle.native[0], precision="bf16")
@@ -253,10 +273,10 @@ def test_a_damaged_file_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     [
         ({"layers": 3}, "tensor layers.2.qkv.weight is missing"),
         ({"layers": 0}, "a model of 0 layers"),
-        ({"layers": 1 << 40}, "incompatible function arguments"),
+        ({"layers": 1 << 40}, "a value of its description is of another type than expected"),
         ({"heads": 5}, "5 heads cannot have width 32"),
         ({"heads": 0}, "0 heads"),
-        ({"activation": "swish"}, "activation swish is unknown"),
+        ({"activation": "swi\nsh"}, "activation swi sh is unknown"),
         ({"epsilon": float("nan")}, "epsilon nan is not a small number"),
         ({"epsilon": -1e-5}, "is not a small number"),
         ({"pad_id": 2**31 - 1}, "pad_id 2147483647 has no position"),
@@ -266,7 +286,7 @@ def test_a_damaged_file_is_refused(bundle: Bundle, tmp_path: Path) -> None:
         ({"modules": [["Truncate", "-1"]]}, "cuts vectors to -1"),
         ({"modules": [["Dense", "Swish"]]}, "modules.0: Swish"),
         ({"modules": [["Residual", ""]]}, "module Residual is unknown"),
-        ({"modules": 7}, "not iterable"),
+        ({"modules": 7}, "of another type than expected"),
         ({"modules": []}, "gives vectors of 32, bundle.json says 24"),
     ],
 )
