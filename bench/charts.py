@@ -148,7 +148,7 @@ class _Axis:
 
     def ticks(self) -> Iterator[float]:
         if self.log:
-            yield from (10.0**power for power in range(round(math.log10(self.low)), round(math.log10(self.high)) + 1))
+            yield from (mark for mark in _marks(self.low, self.high) if self.low <= mark <= self.high)
             return
         step = 10.0 ** math.floor(math.log10((self.high - self.low) / 2))
         step *= next(factor for factor in (0.5, 1, 2, 5) if (self.high - self.low) / (factor * step) <= 6)
@@ -156,11 +156,19 @@ class _Axis:
         yield from (number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1))
 
 
+def _marks(low: float, high: float) -> list[float]:
+    """Powers of ten around a logarithmic axis, and 2 and 5 times these where it has few."""
+    steps = (1, 2, 5) if high <= 100 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
+    return [float(f"{step}e{power}") for power in powers for step in steps]
+
+
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool) -> _Axis:
     low, high = min(values), max(values)
     if log:
-        floor, ceiling = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        return _Axis(10.0**floor, 10.0 ** max(ceiling, floor + 1), start, end, log=True)
+        marks = _marks(low, high)
+        first = max(mark for mark in marks if mark <= low)
+        return _Axis(first, min(mark for mark in marks if mark >= high and mark > first), start, end, log=True)
     room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
     # An axis that begins near 0 begins at 0.
     return _Axis(0.0 if 0 <= low < 0.5 * high else low - room, high + room, start, end, log=False)

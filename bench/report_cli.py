@@ -51,6 +51,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     check_finite("least", arguments.least)
     before, after = (sections(read_records(_files(path))) for path in (arguments.before, arguments.after))
     changes = compare(before, after, arguments.least)
+    machines = [{part.conditions.get("machine", "") for part in parts} for parts in (before, after)]
+    if machines[0] != machines[1]:
+        there, here = (", ".join(sorted(each)) for each in machines)
+        print(f"not the same machine: {there} before, {here} after; ratios to the baseline may differ for that alone\n")
     print(render_board(board(changes, arguments.least)))
     worse = sum(change.verdict in REGRESSIONS for change in changes)
     print(f"\n{len(changes)} rows compared, {worse} slower or lost")

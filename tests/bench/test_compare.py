@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_records import observation
+from bench_records import SHARED, observation
 from conftest import Cli
 
 from bench.records import Record
@@ -63,3 +63,13 @@ def test_a_lost_row_is_a_regression_and_other_grids_are_refused(cli: Cli, tmp_pa
     other.write_text(json.dumps(observation("base", "own", 1.0, 0)) + "\n")
     code, _, said = cli("bench", "compare", str(before), str(other))
     assert (code, "no row with a baseline in common" in said) == (2, True)
+
+
+def test_runs_of_two_machines_are_called_that(cli: Cli, tmp_path: Path) -> None:
+    before = run_of(tmp_path, "before")
+    other = tmp_path / "other.jsonl"
+    other.write_text(before.read_text().replace(f'"cpu": "{SHARED["cpu"]}"', '"cpu": "Other CPU"'))
+    _, out, _ = cli("bench", "compare", str(before), str(other))
+    assert out.startswith(f"not the same machine: {SHARED['cpu']}")
+    assert "Other CPU" in out.splitlines()[0]
+    assert "not the same machine" not in cli("bench", "compare", str(before), str(before))[1]
