@@ -15,7 +15,7 @@ from sentport.bundle import Bundle, GraphRecord, sha256_of
 from sentport.engines import FLAVOURS, Engine
 from sentport.engines.native_file import read_native
 from sentport.engines.opening import open_graph, runnable
-from sentport.errors import GateError, GraphError, PrecisionError, SentportError
+from sentport.errors import BundleError, GateError, GraphError, PrecisionError, SentportError
 from sentport.gate import Parity, check, limits_of
 from sentport.suite import Suite, load_suite
 from sentport.tokenizer import Tokenizer
@@ -59,7 +59,8 @@ def verify_bundle(
         trust_remote_code: Run code that the checkpoint brings along.
 
     Raises:
-        SentportError: When a file is missing or changed, the source is another model, or no graph is for this engine.
+        SentportError: When tokenizer or suite are missing or changed, the source is another model, or no graph is for
+            this engine.
     """
     if engine not in FLAVOURS:
         raise SentportError(f"engine {engine!r} does not run bundles; expected one of {', '.join(FLAVOURS)}")
@@ -120,7 +121,7 @@ def check_graph(
         if graph.precision == "int8":
             _check_figures(graph, parity)
         return parity
-    except (GateError, GraphError) as error:
+    except (BundleError, GateError, GraphError) as error:
         raise GateError(f"{graph.file} is refused: {error}") from error
 
 
