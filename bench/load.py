@@ -23,7 +23,7 @@ from bench.corpus import Corpus
 from bench.fields import LOAD
 from bench.records import Record, Writer, run_conditions
 from bench.run import Say
-from bench.server_metrics import read_counters, what_happened
+from bench.server_metrics import counters_at_rest, what_happened
 from sentport.errors import SentportError
 from triton_repo.client import Client
 
@@ -167,12 +167,12 @@ def _client(load: Load) -> Client:
 
 
 def _level(load: Load, run: Callable[[], Level]) -> Record:
-    before = read_counters(load.metrics, load.model) if load.metrics else {}
+    before = counters_at_rest(load.metrics, load.model) if load.metrics else {}
     start = time.perf_counter()
     found = run()
     seconds = time.perf_counter() - start
     time.sleep(_SETTLE_S)
-    after = read_counters(load.metrics, load.model) if load.metrics else {}
+    after = counters_at_rest(load.metrics, load.model) if load.metrics else {}
     return {
         "sent": found.sent,
         "latency_ms": found.latency_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
@@ -24,6 +25,7 @@ COUNTERS = {
 }
 _LINE = re.compile(r'^(\w+)\{[^}]*model="([^"]*)"[^}]*\} ([0-9.eE+-]+)$')
 _SECONDS = 5.0
+_TRIES, _PAUSE_S = 10, 0.1
 
 
 def read_counters(page: str, model: str) -> Counters:
@@ -48,6 +50,23 @@ def read_counters(page: str, model: str) -> Counters:
     found = parse_counters(text, model)
     if not found:
         raise SentportError(f"the metrics page {address} has nothing about model {model!r}")
+    return found
+
+
+def counters_at_rest(page: str, model: str) -> Counters:
+    """The same once they stand still, since the server counts a request after it has answered it.
+
+    Where others ask the server they never do: after a second they are taken as they are.
+
+    Raises:
+        SentportError: When the page cannot be read, or has no such model.
+    """
+    found = read_counters(page, model)
+    for _ in range(_TRIES):
+        time.sleep(_PAUSE_S)
+        before, found = found, read_counters(page, model)
+        if found == before:
+            break
     return found
 
 
