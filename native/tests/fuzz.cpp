@@ -65,6 +65,8 @@ struct Arrays {
             put(name + ".weight", {kind == 1 ? "BF16" : "I8", {out, in}, bytes.back().data()});
             if (kind == 2) add(name + ".scale", {out});
             if (kind == 2) add(name + ".smoothing", {in});
+            if (kind == 2)  // which divides
+                for (float& value : floats.back()) value = 0.1f + std::fabs(value);
         }
         if (draw(0, 3)) add(name + ".bias", {out});
     }
