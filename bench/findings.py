@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.records import BENCHMARK
-from bench.rows import PACKED, Row, Section
+from bench.rows import PACKED, Row, Section, pace
 from sentport.scheduler import BatchPolicy
 
 
@@ -51,7 +51,7 @@ def _best(part: Section) -> Finding | None:
     rows = [row for row in _in_process(part) if row.ratio and not row.baseline]
     if not rows:
         return None
-    best = max(rows, key=lambda row: row.rate or 0.0)
+    best = max(rows, key=pace)
     return Finding(
         "fastest over the baseline", f"{best.ratio:.2f}×", f"{best.contestant}, {best.policy}, on {part.corpus}"
     )
@@ -112,7 +112,7 @@ def _peers(part: Section) -> list[Finding]:
 
 def _fastest(rows: Iterable[Row]) -> dict[str, Row]:
     """By precision."""
-    return {row.precision: row for row in sorted(rows, key=lambda row: row.rate or 0.0)}
+    return {row.precision: row for row in sorted(rows, key=pace)}
 
 
 def _over(label: str, row: Row, other: Row) -> Finding:
@@ -129,7 +129,7 @@ def _common(rows: Sequence[Row]) -> str:
 def _through_server(part: Section) -> Finding | None:
     """Our server's best row over our best one in a process, of the same precision."""
     served = [row for row in part.rows if row.rate and row.request and not row.peer]
-    best = max(served, key=lambda row: row.rate or 0.0, default=None)
+    best = max(served, key=pace, default=None)
     ours = _fastest(row for row in _in_process(part) if not row.baseline)
     if best is None or best.precision not in ours:
         return None

@@ -33,8 +33,6 @@ SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 # Requests of an open loop that are under way at once, at most; more wait in line, and their latency counts that.
 _IN_FLIGHT = 64
 _TIMEOUT_S = 10.0
-# A server counts a request after it has answered it.
-_SETTLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,6 @@ def _level(load: Load, run: Callable[[], Level]) -> Record:
     start = time.perf_counter()
     found = run()
     seconds = time.perf_counter() - start
-    time.sleep(_SETTLE_S)
     after = counters_at_rest(load.metrics, load.model) if load.metrics else {}
     return {
         "sent": found.sent,

@@ -25,7 +25,7 @@ COUNTERS = {
 }
 _LINE = re.compile(r'^(\w+)\{[^}]*model="([^"]*)"[^}]*\} ([0-9.eE+-]+)$')
 _SECONDS = 5.0
-_TRIES, _PAUSE_S = 10, 0.1
+_TRIES, _PAUSE_S = 5, 0.2
 
 
 def read_counters(page: str, model: str) -> Counters:

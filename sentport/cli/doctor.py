@@ -430,7 +430,7 @@ def _openvino() -> Finding:
 
 
 def _native() -> Finding:
-    cost = "on a CPU bundles run on onnxruntime, at some 0.9 of the speed in fp32 and 0.6 in int8 (AVX2)"
+    cost = "on a CPU bundles run on onnxruntime, at some 0.8 of the speed in fp32 and 0.5 in int8 (AVX2)"
     fix = "pip install 'sentport[native]', or `make native` in the repository (x86-64 and a C++ compiler)"
     found = _module("Native engine", "sentport_native", "sentport-native", cost, fix)
     if found.status != "ok":
