@@ -88,7 +88,7 @@ def keep_serving(
     follower: Follower | None,
     say: Callable[[str], None],
 ) -> None:
-    """Run a server until Ctrl-C once it is ready; after a crash of its python process, another one on the same ports.
+    """Run a server until Ctrl-C; after a crash of its python process, another one on the same ports.
 
     Args:
         make: Makes a server on these ports by service, its own choice where there are none.
@@ -98,24 +98,26 @@ def keep_serving(
 
     Raises:
         SentportError: When a server ends for another reason, or crashes too often.
+        KeyboardInterrupt: When Ctrl-C comes before the first server is ready.
     """
     crashes: deque[float] = deque(maxlen=_RESTARTS)
     ports: dict[str, int] = {}
-    while True:
-        with make(ports) as server:
-            server.wait_ready()
-            try:
-                if not ports:
+    try:
+        while True:
+            with make(ports) as server:
+                server.wait_ready()
+                first, ports = not ports, server.ports
+                if first:
                     ready(server)
-                ports = server.ports
                 while (code := server.wait(_LOOK_S)) is None:
                     if follower is not None:
                         follower.look(server)
-            except KeyboardInterrupt:
-                return
-        reason = server.failure()
-        often = len(crashes) == _RESTARTS and time.monotonic() - crashes[0] < _RESTARTS_WITHIN_S
-        if code != supervisor.EXIT_STUB_CRASHED or often:
-            raise SentportError(f"the Triton server ended: {reason}")
-        crashes.append(time.monotonic())
-        say(f"{reason}; starting it again")
+            reason = server.failure()
+            often = len(crashes) == _RESTARTS and time.monotonic() - crashes[0] < _RESTARTS_WITHIN_S
+            if code != supervisor.EXIT_STUB_CRASHED or often:
+                raise SentportError(f"the Triton server ended: {reason}")
+            crashes.append(time.monotonic())
+            say(f"{reason}; starting it again")
+    except KeyboardInterrupt:
+        if not ports:  # it was never ready
+            raise

@@ -99,7 +99,7 @@ def records_of_all_kinds() -> list[Record]:
     return rows
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; Debian: apt-get install chromium")
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_opens_and_sorts_in_a_browser(page: Path, tmp_path: Path, width: int) -> None:
     checked = tmp_path / "checked.html"

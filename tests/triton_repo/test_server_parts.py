@@ -228,32 +228,62 @@ def test_options_of_the_server(tmp_path: Path) -> None:
     ]
 
 
+class Dying(TritonServer):
+    """A server whose python dies as soon as it is ready."""
+
+    started = 0
+
+    def __enter__(self) -> Self:
+        type(self).started += 1
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def wait_ready(self, timeout: float = 0.0) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        return supervisor.EXIT_STUB_CRASHED
+
+    def failure(self) -> str:
+        return "it died"
+
+
+NOWHERE = ServerEnvironment(Path(), Path(), Path(), ())
+
+
 def test_crashes_are_mended_three_times() -> None:
     """A server whose python dies again and again is given up, with its reason."""
 
-    class Dying(TritonServer):
-        started = 0
-
-        def __enter__(self) -> Self:
-            Dying.started += 1
-            return self
-
-        def __exit__(self, *error: object) -> None: ...
-
-        def wait_ready(self, timeout: float = 0.0) -> None: ...
-
-        def wait(self, timeout: float | None = None) -> int:
-            return supervisor.EXIT_STUB_CRASHED
-
-        def failure(self) -> str:
-            return "it died"
+    class Counted(Dying): ...
 
     said: list[str] = []
-    nowhere = ServerEnvironment(Path(), Path(), Path(), ())
     with pytest.raises(SentportError, match="the Triton server ended: it died"):
-        keep_serving(lambda ports: Dying(Path(), nowhere), lambda server: said.append("ready"), None, said.append)
+        keep_serving(lambda ports: Counted(Path(), NOWHERE), lambda server: said.append("ready"), None, said.append)
     assert said == ["ready", *["it died; starting it again"] * 3]
-    assert Dying.started == 4
+    assert Counted.started == 4
+
+
+@pytest.mark.parametrize("start", [1, 2])
+def test_a_stop_while_a_server_starts(start: int) -> None:
+    """Of the first, nobody was told that it is ready; of one that follows a crash, it is a stop like any other."""
+
+    class Stopped(Dying):
+        def wait_ready(self, timeout: float = 0.0) -> None:
+            if self.started == start:
+                raise KeyboardInterrupt
+
+    said: list[str] = []
+
+    def serve() -> None:
+        keep_serving(lambda ports: Stopped(Path(), NOWHERE), lambda server: said.append("ready"), None, said.append)
+
+    if start == 1:
+        with pytest.raises(KeyboardInterrupt):
+            serve()
+        assert said == []
+    else:
+        serve()
+        assert said == ["ready", "it died; starting it again"]
 
 
 def look(follower: Follower, server: TritonServer, times: int = 2) -> None:
