@@ -86,8 +86,10 @@ public:
         product("I8", x, w, bias);
         quantise();
         rows();
-        attention(false);
-        attention(true);
+        for (const bool relative : {false, true}) {
+            attention("attention, fp32", k_.attention_f32, relative);
+            if (k_.attention_bf16) attention("attention, bf16", k_.attention_bf16, relative);
+        }
     }
 
 private:
@@ -208,7 +210,7 @@ private:
         }
     }
 
-    void attention(bool relative) {
+    void attention(const std::string& name, Kernels::Attention kernel, bool relative) {
         const int width = s_.heads * s_.head, length = s_.rows;
         const long stride = row_stride(3 * width), out_stride = row_stride(width);
         auto qkv = numbers(length * stride + kAlign);
@@ -217,12 +219,17 @@ private:
         std::vector<float> out(static_cast<std::size_t>(length * out_stride));
         Buffer<float> scratch(attention_scratch(length, s_.head));
         for (int h = 0; h < s_.heads; ++h)
-            k_.attention(qkv.data(), stride, length, h, s_.heads, width, relative ? table.data() : nullptr, length,
-                     out.data(), out_stride, scratch.data());
+            kernel(qkv.data(), stride, length, h, s_.heads, width, relative ? table.data() : nullptr, length,
+                   out.data(), out_stride, scratch.data());
+        const bool halves = kernel == k_.attention_bf16;
+        if (halves)
+            for (float& value : qkv) value = rounded_to_bf16(value);
         const Matrix wanted = reference_attention(qkv.data(), stride, length, s_.heads, s_.head, table.data());
         for (int i = 0; i < length; ++i)
             for (int d = 0; d < width; ++d)
-                near(relative ? "attention, relative" : "attention", out[i * out_stride + d], wanted[i * width + d], 2e-5);
+                // Probabilities are rounded too, each by up to 2^-9 of itself; their sum, by which it is divided, is not.
+                near(name + (relative ? ", relative" : ""), out[i * out_stride + d], wanted[i * width + d],
+                     halves ? 5.0 / 512 : 2e-5);
     }
 
     const Kernels& k_;

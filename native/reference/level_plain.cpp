@@ -4,9 +4,18 @@
 namespace sentport {
 
 Kernels kernels_plain() {
-    return {"plain",          Plain::lanes * Plain::vectors, gemm_f32<Plain>, gemm_bf16<Plain>, gemm_i8<Plain>,
-            to_bf16<Plain>,   quantise<Plain>,               norm<Plain>,     gelu_erf<Plain>,  gelu_tanh<Plain>,
-            attention<Plain>};
+    return {"plain",
+            Plain::lanes * Plain::vectors,
+            gemm<Plain, Floats<Plain>>,
+            gemm<Plain, Halves<Plain>>,
+            gemm_i8<Plain>,
+            to_bf16<Plain>,
+            quantise<Plain>,
+            norm<Plain>,
+            gelu_erf<Plain>,
+            gelu_tanh<Plain>,
+            attention<Plain, Floats<Plain>>,
+            attention<Plain, Halves<Plain>>};
 }
 
 }  // namespace sentport

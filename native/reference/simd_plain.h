@@ -47,9 +47,10 @@ To bits_as(From value) {
 struct Plain {
     using Float = PlainFloat;
     using Int = PlainInt;
+    using Sum = PlainInt;
     static constexpr int lanes = kPlainLanes;
-    static constexpr int byte_rows = 6;
     static constexpr int vectors = 4;
+    static constexpr int byte_rows = 6, byte_groups = 1;
 
     static Float load(const float* p) { return each([&](int i) { return p[i]; }); }
     static void store(float* p, Float v) { std::memcpy(p, v.v, sizeof v.v); }
@@ -72,9 +73,7 @@ struct Plain {
     static Int rounded(Float v) { return each_int([&](int i) { return static_cast<int32_t>(std::lrint(v.v[i])); }); }
     static Float to_float(Int v) { return each([&](int i) { return static_cast<float>(v.v[i]); }); }
     static Float times_power(Float v, Int n) { return each([&](int i) { return std::ldexp(v.v[i], n.v[i]); }); }
-    static Int set_int(int32_t x) { return each_int([&](int) { return x; }); }
-    static Int times(Int a, Int b) { return each_int([&](int i) { return a.v[i] * b.v[i]; }); }
-    static Int load_ints(const int32_t* p) { return each_int([&](int i) { return p[i]; }); }
+    static Sum times(int32_t x, const int32_t* p) { return each_int([&](int i) { return x * p[i]; }); }
     static Int load_bytes(const void* p) {
         Int r;
         std::memcpy(r.v, p, sizeof r.v);
@@ -88,21 +87,27 @@ struct Plain {
     static void store_bytes(uint8_t* p, Int v) {
         for (int i = 0; i < lanes; ++i) p[i] = static_cast<uint8_t>(v.v[i]);
     }
+    static uint16_t halved(float x) {
+        const auto bits = bits_as<uint32_t>(x);
+        return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    }
     static void store_bf16(uint16_t* p, Float v) {
+        for (int i = 0; i < lanes; ++i) p[i] = halved(v.v[i]);
+    }
+    static void store_pairs(uint16_t* p, Float first, Float second) {
         for (int i = 0; i < lanes; ++i) {
-            const auto bits = bits_as<uint32_t>(v.v[i]);
-            p[i] = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+            p[2 * i] = halved(first.v[i]);
+            p[2 * i + 1] = halved(second.v[i]);
         }
     }
-    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {
+    static Sum dot_i8(Sum sum, const Int* a, const Int* b) {
         const auto product = [](int32_t a, int32_t b, int shift) {
             return static_cast<uint8_t>(static_cast<uint32_t>(a) >> shift) *
                    static_cast<int8_t>(static_cast<uint32_t>(b) >> shift);
         };
         return each_int([&](int i) {
             int32_t total = sum.v[i];
-            for (int shift = 0; shift < 32; shift += 8)
-                total += product(a.v[i], b.v[i], shift) + product(a_next.v[i], b_next.v[i], shift);
+            for (int shift = 0; shift < 32; shift += 8) total += product(a->v[i], b->v[i], shift);
             return total;
         });
     }

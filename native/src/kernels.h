@@ -61,16 +61,19 @@ struct Kernels {
     void (*gelu_tanh)(float* x, int n);
 
     // Head `h` of one text's attention. qkv [length, 3 x width] in rows `stride` apart, to the head's values in out
-    // [length, width], rows `out_stride` apart. `relative` [heads, 2 x positions - 1] is added to the score of query i and key j at j - i + positions - 1;
-    // null where there is none. `scratch` has attention_scratch(length, width / heads) floats.
-    void (*attention)(const float* qkv, long stride, int length, int h, int heads, int width, const float* relative,
-                      int positions, float* out, long out_stride, float* scratch);
+    // [length, width], rows `out_stride` apart. `relative` [heads, 2 x positions - 1], at j - i + positions - 1, is added
+    // to the score of query i and key j; null where there is none. `scratch` has attention_scratch(length, width / heads)
+    // floats. In bf16 the operands of both products are rounded; the softmax is fp32.
+    using Attention = void (*)(const float* qkv, long stride, int length, int h, int heads, int width,
+                               const float* relative, int positions, float* out, long out_stride, float* scratch);
+    Attention attention_f32, attention_bf16;
 };
 
 constexpr int kRowTile = 6;  // rows of a register tile
 
+// Enough for either: fp32 leaves values where they are, bf16 halves what it copies.
 constexpr long attention_scratch(long length, long head) {
-    return 2 * padded(length) + kKeyTile * (padded(head) + kRowTile) + kRowTile * padded(head);
+    return 2 * padded(length) + 2 * kRowTile * (kKeyTile + padded(head + 1)) + 2 * kKeyTile * padded(head + 1);
 }
 
 // The levels, each in a file of its own that is compiled for it; a null product is one that the level has not.

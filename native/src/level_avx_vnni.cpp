@@ -4,9 +4,11 @@
 namespace {
 
 struct AvxVnni : Avx2 {
+    static constexpr int byte_rows = 6, byte_groups = 1;  // as of floats
+
     // vpdpbusd in its VEX form: four products in 32 bits, nothing saturates.
-    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {
-        return _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sum, a, b), a_next, b_next);
+    static Sum dot_i8(Sum sum, const Int* a, const Int* b) {
+        return (Sum)_mm256_dpbusd_avx_epi32((Int)sum, *a, *b);
     }
 };
 

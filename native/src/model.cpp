@@ -252,11 +252,11 @@ void Model::encode(const Layer& layer, const Batch& batch, const Block& block, S
         const int heads = description_.heads, length = batch.lengths[row];
         const long scratch = attention_scratch(length, width_ / heads);
         s.attention.reserve(scratch * (team.size() > 1 ? heads : 1));
+        const auto attention = layer.qkv.kind() == Kind::bf16 ? kernels_.attention_bf16 : kernels_.attention_f32;
         team.share(heads, [&](long from, long to) {
             for (int h = static_cast<int>(from); h < to; ++h)
-                kernels_.attention(wide + t * qkv, qkv, length, h, heads, width_, relative_.data(),
-                                   static_cast<int>(positions_), narrow + t * stride, stride,
-                                   s.attention.data() + from * scratch);
+                attention(wide + t * qkv, qkv, length, h, heads, width_, relative_.data(), static_cast<int>(positions_),
+                          narrow + t * stride, stride, s.attention.data() + from * scratch);
         });
     }
     each_token([&](long t) { layer.output.prepare(narrow + t * stride, t, s.inputs); });

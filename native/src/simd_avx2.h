@@ -12,9 +12,12 @@ namespace {
 struct Avx2 {
     using Float = __m256;
     using Int = __m256i;
+    // Of 32 bits each: __m256i has 64, and gcc 12 then keeps a copy of every sum of vpdpbusd in either kind, on the stack.
+    using Sum = int32_t __attribute__((vector_size(32)));
     static constexpr int lanes = 8;
     static constexpr int vectors = 2;  // of a panel: 6 x 2 sums, 2 weights and an activation fit 16 registers
-    static constexpr int byte_rows = 4;  // 4 x 2 sums, 4 weights, 2 activations, ones and a product: 16 too
+    static constexpr int byte_groups = 2;  // of four inputs that one step of an int8 product takes
+    static constexpr int byte_rows = 4;    // 4 x 2 sums, 4 weights, 2 activations, ones and a product: 16 too
 
     static Float load(const float* p) { return _mm256_loadu_ps(p); }
     static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
@@ -44,9 +47,10 @@ struct Avx2 {
     static Float times_power(Float v, Int n) {
         return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(n, 23)));
     }
-    static Int set_int(int32_t x) { return _mm256_set1_epi32(x); }
-    static Int times(Int a, Int b) { return _mm256_mullo_epi32(a, b); }
-    static Int load_ints(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static Float to_float(Sum v) { return to_float((Int)v); }
+    static Sum times(int32_t x, const int32_t* p) {
+        return (Sum)_mm256_mullo_epi32(_mm256_set1_epi32(x), load_bytes(p));
+    }
     static Int load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
     static Int set_bytes(const void* four) {
         int32_t bits;
@@ -58,22 +62,31 @@ struct Avx2 {
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
         _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
     }
-    static void store_bf16(uint16_t* p, Float v) {
+    // bf16 is the upper half of a float, here rounded to the nearest even.
+    static Int halved(Float v) {
         const __m256i bits = _mm256_castps_si256(v);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
         const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-        const __m256i high = _mm256_srli_epi32(up, 16);
+        return _mm256_srli_epi32(up, 16);
+    }
+    static void store_bf16(uint16_t* p, Float v) {
+        const __m256i high = halved(v);
         const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), words);
+    }
+    // first[0], second[0], first[1], ...
+    static void store_pairs(uint16_t* p, Float first, Float second) {
+        const __m256i both = _mm256_or_si256(halved(first), _mm256_slli_epi32(halved(second), 16));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
     }
     // Each lane: sum + eight products of unsigned a and signed b. vpmaddubsw adds two of them in 16 bits with saturation,
     // which kSameSign keeps out of reach even of four; so vpmaddwd by ones, which adds neighbours in 32 bits and takes
     // the same ports, is needed once for eight.
-    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {
-        const __m256i four = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(a_next, b_next));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(four, _mm256_set1_epi16(1)));
+    static Sum dot_i8(Sum sum, const Int* a, const Int* b) {
+        const __m256i four = _mm256_add_epi16(_mm256_maddubs_epi16(a[0], b[0]), _mm256_maddubs_epi16(a[1], b[1]));
+        return sum + (Sum)_mm256_madd_epi16(four, _mm256_set1_epi16(1));
     }
-    // Each lane: sum + two products of bf16, the second first as vdpbf16ps has it. A bf16 is the upper half of a float.
+    // Each lane: sum + two products of bf16, the second first as vdpbf16ps has it.
     static Float dot_bf16(Float sum, Int a, Int b) {
         const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
         const auto high = [&](Int v) { return _mm256_castsi256_ps(_mm256_and_si256(v, upper)); };

@@ -11,9 +11,12 @@ namespace {
 struct Avx512 {
     using Float = __m512;
     using Int = __m512i;
+    // Of 32 bits each: __m512i has 64, and gcc 12 then keeps a copy of every sum of vpdpbusd in either kind, on the stack.
+    using Sum = int32_t __attribute__((vector_size(64)));
     static constexpr int lanes = 16;
-    static constexpr int byte_rows = 6;
     static constexpr int vectors = 4;  // of a panel: 6 x 4 sums, 4 weights and an activation fit 32 registers
+    static constexpr int byte_groups = 2;
+    static constexpr int byte_rows = 5;  // 5 x 4 sums, 8 weights, 2 activations, ones and a product: 32 too
 
     static Float load(const float* p) { return _mm512_loadu_ps(p); }
     static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
@@ -31,9 +34,10 @@ struct Avx512 {
     static Float times_power(Float v, Int n) {
         return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(n, 23)));
     }
-    static Int set_int(int32_t x) { return _mm512_set1_epi32(x); }
-    static Int times(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
-    static Int load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
+    static Float to_float(Sum v) { return to_float((Int)v); }
+    static Sum times(int32_t x, const int32_t* p) {
+        return (Sum)_mm512_mullo_epi32(_mm512_set1_epi32(x), _mm512_loadu_si512(p));
+    }
     static Int load_bytes(const void* p) { return _mm512_loadu_si512(p); }
     static Int set_bytes(const void* four) {
         int32_t bits;
@@ -43,15 +47,9 @@ struct Avx512 {
     static void store_bytes(uint8_t* p, Int v) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));  // truncates: values are 0 .. 255
     }
-    static void store_bf16(uint16_t* p, Float v) {
-        const __m512i bits = _mm512_castps_si512(v);
-        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
-    }
-    static Int dot_i8(Int sum, Int a, Int b, Int a_next, Int b_next) {  // without saturation as in simd_avx2.h
-        const __m512i four = _mm512_add_epi16(_mm512_maddubs_epi16(a, b), _mm512_maddubs_epi16(a_next, b_next));
-        return _mm512_add_epi32(sum, _mm512_madd_epi16(four, _mm512_set1_epi16(1)));
+    static Sum dot_i8(Sum sum, const Int* a, const Int* b) {  // without saturation as in simd_avx2.h
+        const __m512i four = _mm512_add_epi16(_mm512_maddubs_epi16(a[0], b[0]), _mm512_maddubs_epi16(a[1], b[1]));
+        return sum + (Sum)_mm512_madd_epi16(four, _mm512_set1_epi16(1));
     }
 };
 

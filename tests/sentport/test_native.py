@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +47,34 @@ def engine(bundle: Bundle) -> Iterator[NativeEngine]:
 def test_kernels_compute_what_their_scalar_references_do(level: str) -> None:
     """From 1 to 130 rows, each with other widths, 1 to 16 heads, and every row again alone."""
     native.check(level, every=12 if level == "plain" else 1)  # plain is slow
+
+
+def innermost_loops(binary: Path) -> Iterator[str]:
+    """The instructions of every loop without a jump or call inside, of any level, whatever this CPU runs."""
+    command = ["objdump", "-d", "--no-show-raw-insn", str(binary)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = re.findall(r"^ *([0-9a-f]+):\t(.*)$", text, re.MULTILINE)
+    index = {address: number for number, (address, _) in enumerate(lines)}
+    for end, (_, instruction) in enumerate(lines):
+        jump = re.match(r"j\w+ +([0-9a-f]+)", instruction)
+        start = index.get(jump[1], end) if jump else end
+        body = [instruction for _, instruction in lines[start:end]]
+        if 0 < len(body) < 300 and not any(re.match("j|call|ret", instruction) for instruction in body):
+            yield "\n".join(body)
+
+
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump; Debian: apt-get install binutils")
+def test_the_sums_of_a_product_stay_in_registers() -> None:
+    """A compiler that keeps some of them on the stack makes a level half as fast, unseen where no CPU runs it."""
+    (binary,) = Path(native.__file__).parent.glob("_native*.so")
+    loops = list(innermost_loops(binary))
+    for dot in ("vfmadd231ps", "vpmaddubsw", "vpdpbusd", "vdpbf16ps"):
+        products = [loop for loop in loops if loop.count(dot) >= 8 and loop.count("broadcast") >= 2]
+        # bf16 on AVX2 is a twin for the gate, which shifts halves to floats and is never chosen.
+        products = [loop for loop in products if "vpslld" not in loop]
+        assert len(products) >= 5, dot
+        stored = re.compile(r"^v\S+ +%[yz]mm\d+,-?(0x[0-9a-f]+)?\(.*", re.MULTILINE)
+        assert [found[0] for loop in products if (found := stored.search(loop))] == [], dot
 
 
 def test_a_level_that_the_cpu_does_not_run_is_refused() -> None:

@@ -31,8 +31,13 @@ inline __m512 cvtepi32_ps(__m512i v) {
 inline __m512i cvtps_epi32(__m512 v) {
     return (__m512i)each<Ints>((Floats)v, [](float x) { return static_cast<int32_t>(std::lrint(x)); });
 }
-inline __m256i cvtepi32_epi16(__m512i v) {
-    return (__m256i)each<Words>((Ints)v, [](int32_t x) { return static_cast<int16_t>(x); });
+inline __m512i cvtepu16_epi32(__m256i v) {
+    return (__m512i)each<Ints>((Words)v, [](int16_t x) { return static_cast<int32_t>(static_cast<uint16_t>(x)); });
+}
+inline __m256i cvtneps_pbh(__m512 v) {  // whose numbers are normal ones
+    return (__m256i)each<Words>((Ints)v, [](int32_t bits) {
+        return static_cast<int16_t>((static_cast<uint32_t>(bits) + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    });
 }
 inline __m128i cvtepi32_epi8(__m512i v) {
     return (__m128i)each<Bytes>((Ints)v, [](int32_t x) { return static_cast<int8_t>(x); });
@@ -63,7 +68,8 @@ inline __m256i dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
 #define _mm512_cvtepi32_ps emulated::cvtepi32_ps
 #define _mm512_cvtps_epi32 emulated::cvtps_epi32
-#define _mm512_cvtepi32_epi16 emulated::cvtepi32_epi16
+#define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
+#define _mm512_cvtneps_pbh emulated::cvtneps_pbh
 #define _mm512_cvtepi32_epi8 emulated::cvtepi32_epi8
 #define _mm512_reduce_add_ps emulated::reduce_add_ps
 #define _mm512_reduce_max_ps emulated::reduce_max_ps
