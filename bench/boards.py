@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from bench.charts import Chart
 
+PERCENT = "%"
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -83,6 +85,17 @@ def number(value: float | None, form: str = "", *, missing: str = "") -> Cell:
     if value is None:
         return Cell(missing)
     return Cell(format(value, form) if form else brief(value), value)
+
+
+def percent(value: float | None, form: str = ".1f", *, missing: str = "—") -> Cell:
+    """A number of hundredths as a cell, to which a CSV file's heading gives the unit.
+
+    Args:
+        value: In percent; None = there is none.
+        form: How to show it, as ``format`` takes it.
+        missing: What stands there where there is none.
+    """
+    return Cell(missing) if value is None else Cell(f"{format(value, form)} {PERCENT}", value)
 
 
 def brief(value: float) -> str:

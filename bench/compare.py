@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.boards import Board, Cell, Column, Table, number
+from bench.boards import Board, Cell, Column, Table, percent
 from bench.rows import MEASURED, Row, Section
 from sentport.errors import SentportError
 
@@ -129,4 +129,4 @@ def _ratio(row: Row | None) -> Cell:
 
 
 def _percent(value: float | None) -> Cell:
-    return number(None) if value is None else Cell(f"{100 * (value - 1):+.1f} %", value - 1)
+    return percent(None if value is None else 100 * (value - 1), "+.1f", missing="")

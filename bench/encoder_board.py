@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from bench.boards import Board, Cell, Column, Table, brief, number
+from bench.boards import Board, Cell, Column, Table, brief, number, percent
 from bench.charts import Bar, Bars, Chart, Plot, Series
 from bench.rows import MEASURED, Probe, Row, Section, ahead_of_ours, pace
 
@@ -76,7 +76,7 @@ def cells(row: Row, *, ahead: bool = False) -> tuple[Cell, ...]:
         rate_cell(row),
         ratio_cell(row),
         number(row.flops and row.flops / 1e9, ",.0f", missing="—"),
-        Cell("—" if row.ceiling is None else f"{row.ceiling:.0f} %", row.ceiling),
+        percent(row.ceiling, ".0f"),
         waste_cell(row),
         cosine_cell(row),
         Cell(rounds, row.repeats),
@@ -110,7 +110,7 @@ def cosine_cell(row: Row) -> Cell:
 
 def waste_cell(row: Row) -> Cell:
     """Padding waste, a dash where it cannot be seen."""
-    return Cell("—" if row.waste is None else f"{row.waste:.1f} %", row.waste)
+    return percent(row.waste)
 
 
 def _fallen(part: Section) -> dict[str, None]:
@@ -174,7 +174,7 @@ def _quality(part: Section) -> list[Table]:
             number(_fastest(measured, row.contestant)),
             number(row.spearman, ".2f"),
             cosine_cell(row),
-            number(row.neighbours_kept, ".2%"),
+            percent(row.neighbours_kept and 100 * row.neighbours_kept, ".2f", missing=""),
             number(row.alone_cosine, ".7f"),
         )
         for row in rated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.boards import Board, Cell, Column, Table, number
+from bench.boards import Board, Cell, Column, Table, number, percent
 from bench.charts import Plot, Series
 from bench.fields import LOAD
 from bench.records import Record, versions_and_date
@@ -74,9 +74,8 @@ def _row(record: Record) -> tuple[Cell, ...]:
 
 def _waste(tokens: float | None, computed: float | None) -> Cell:
     if not computed or tokens is None:
-        return Cell("—")
-    share = 1 - tokens / computed
-    return Cell(f"{100 * share:.1f} %", share)
+        return percent(None)
+    return percent(100 * (1 - tokens / computed))
 
 
 def _charts(found: Sequence[Record]) -> tuple[Plot, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.boards import Board, Cell, Table
+from bench.boards import PERCENT, Board, Cell, Table
 from bench.findings import Finding
 from bench.page import render_page
 
@@ -105,14 +105,16 @@ def _write_csv(table: Table, file: Path) -> Path:
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         wide = [any(row[place].spread for row in table.rows) for place in range(len(table.columns))]
-        heads = zip((column.heading for column in table.columns), wide, strict=True)
-        writer.writerow([part for head, spread in heads for part in _headings(head, spread)])
+        writer.writerow([part for place, spread in enumerate(wide) for part in _headings(table, place, spread)])
         for row in table.rows:
             writer.writerow([part for cell, spread in zip(row, wide, strict=True) for part in _values(cell, spread)])
     return file
 
 
-def _headings(heading: str, spread: bool) -> list[str]:
+def _headings(table: Table, place: int, spread: bool) -> list[str]:
+    heading = table.columns[place].heading
+    if any(row[place].text.endswith(PERCENT) for row in table.rows):
+        heading = f"{heading}, {PERCENT}"
     name = heading.partition(" (")[0]
     return [name, f"{name}, from", f"{name}, to"] if spread else [heading]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench.boards import Board, Cell, Column, Table, number
+from bench.boards import Board, Cell, Column, Table, number, percent
 from bench.cases import with_base
 from bench.charts import Bar, Bars
 from bench.corpus import Corpus
@@ -189,12 +189,12 @@ def _gain(machine: tuple[str, str], records: Sequence[Record]) -> tuple[Cell, ..
     }
     ratios = speedups(calls[SMART], calls[SBERT])
     smart, plain = PAPER[SMART][device], PAPER[SBERT][device]
-    paper = Cell(f"+{100 * (smart / plain - 1):.0f} %", smart / plain - 1) if smart and plain else Cell("")
+    paper = percent(100 * (smart / plain - 1) if smart and plain else None, "+.0f", missing="")
     if not ratios:
         return (Cell(name), Cell(""), Cell(""), paper)
     spread = spread_of(ratios)
     low, high = (f"{100 * (end - 1):+.0f}" for end in (spread.low, spread.high))
-    gain = Cell(f"{100 * (spread.middle - 1):+.0f} %", spread.middle - 1)
+    gain = percent(100 * (spread.middle - 1), "+.0f")
     return (Cell(name), gain, Cell(f"{low} to {high} %"), paper)
 
 

@@ -18,7 +18,7 @@ from sentport.engines import Engine
 from sentport.engines.opening import open_source
 from sentport.errors import SentportError, TruncationError, list_rows
 from sentport.hardware import available_cores
-from sentport.inputs import bad_rows, check_dim, prompt_text, refuse_bare_string, truncation, valid_rows
+from sentport.inputs import bad_rows, check_dim, counted, prompt_text, refuse_bare_string, truncation, valid_rows
 from sentport.progress import Progress
 from sentport.scheduler import plan_batches, run_batches, shared_budget, unique_texts
 from sentport.tokenizer import Tokenizer, Tokens
@@ -129,11 +129,15 @@ class Encoder:
             raise SentportError(
                 f"threads is {threads!r}; expected a positive whole number, or None for all allowed cores"
             )
+        cores = available_cores()
+        if threads is not None and threads > cores:
+            allowed = counted(cores, "core")
+            logger.warning("threads is %d, and this process may use %s: they take turns, slower", threads, allowed)
         self._on_truncate = on_truncate
         self._errors = errors
         opened = open_source(source, engine, layout, precision, threads, device)
         self.spec, self._engine, self.graph = opened.spec, opened.engine, opened.graph
-        self.tokenizer = Tokenizer(opened.tokenizer_definition, self.spec.max_tokens, threads or available_cores())
+        self.tokenizer = Tokenizer(opened.tokenizer_definition, self.spec.max_tokens, threads or cores)
         self.info = _info(self.spec, self._engine)
 
     def encode(

@@ -218,6 +218,7 @@ private:
         if (!relative) std::fill(table.begin(), table.end(), 0.0f);
         std::vector<float> out(static_cast<std::size_t>(length * out_stride));
         Buffer<float> scratch(attention_scratch(length, s_.head));
+        std::fill_n(scratch.data(), attention_scratch(length, s_.head), NAN);  // nothing may be read before it is written
         for (int h = 0; h < s_.heads; ++h)
             kernel(qkv.data(), stride, length, h, s_.heads, width, relative ? table.data() : nullptr, length,
                    out.data(), out_stride, scratch.data());
@@ -244,6 +245,8 @@ void check(const Kernels& kernels, const Sizes& sizes) { Check(kernels, sizes).r
 void check_all(const Kernels& kernels, int every) {
     for (int rows = 1; rows <= 130; rows += every)
         check(kernels, {rows, 3 * rows - 2, 131 - rows, 1 + rows % 16, 1 + 7 * rows % 40, static_cast<unsigned>(rows)});
+    for (const int head : {63, 64, 65, 127, 128})
+        for (const int rows : {3, 129}) check(kernels, {rows, 20, 30, 2, head, static_cast<unsigned>(head)});
 }
 
 }  // namespace sentport

@@ -26,10 +26,10 @@ inline Operand<float> left_operand(Floats<S>, const float* x, long stride, int, 
 
 template <class S>
 inline Operand<uint16_t> left_operand(Halves<S>, const float* x, long stride, int count, int n, uint16_t* out) {
-    const long width = sentport::padded(n + 1);
+    const long width = sentport::padded(n);
     for (int r = 0; r < count; ++r) {
         to_bf16<S>(x + r * stride, n, out + r * width);
-        out[r * width + n] = 0;  // what makes the last of an odd number a pair
+        if (n % 2) out[r * width + n] = 0;  // what makes the last one a pair
     }
     return {out, width};
 }
@@ -122,15 +122,16 @@ void attention(const float* qkv, long stride, int length, int h, int heads, int 
                int positions, float* out, long out_stride, float* scratch) {
     using Element = typename E::Element;
     const int head = width / heads;
-    const long depth = sentport::padded(head + 1);
+    const long depth = sentport::padded(head);
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(head));
-    float* maximum = scratch;                              // [length]
-    float* sum = maximum + sentport::padded(length);       // [length]
-    float* scores = sum + sentport::padded(length);        // [kRowTile, kKeyTile]
-    float* mixed = scores + kRowTile * kKeyTile;           // [kRowTile, head]
+    float* maximum = scratch;                                           // [length]
+    float* sum = maximum + sentport::padded(length);                    // [length]
+    float* scores = sum + sentport::padded(length);                     // [kRowTile, kKeyTile]
+    float* mixed = scores + kRowTile * kKeyTile;                        // [kRowTile, head]
     auto* keys = reinterpret_cast<Element*>(mixed + kRowTile * depth);  // [head, kKeyTile]
-    Element* values = keys + kKeyTile * depth;             // [kKeyTile, head], where they are not taken as they are
-    Element* rows = values + kKeyTile * depth;             // [kRowTile, head or kKeyTile], likewise
+    // Floats are taken where they are; their bf16 is [kKeyTile, head], and [kRowTile, head or kKeyTile].
+    Element* values = E::group > 1 ? keys + kKeyTile * depth : nullptr;
+    Element* rows = E::group > 1 ? values + kKeyTile * depth : nullptr;
     const float* q = qkv + h * head;
     const float* table = relative ? relative + h * (2L * positions - 1) + positions - 1 : nullptr;
     out += h * head;
@@ -147,11 +148,13 @@ void attention(const float* qkv, long stride, int length, int h, int heads, int 
         for_row_tiles<kRowTile>(length, [&](auto height, int i) {
             constexpr int R = height.value;
             float left[R];
-            multiply<S, E, R>(left_operand(E{}, q + i * stride, stride, R, head, rows), key, head, count, scores, kKeyTile);
+            const auto query = left_operand(E{}, q + i * stride, stride, R, head, rows);
+            multiply<S, E, R>(query, key, head, count, scores, kKeyTile);
             for (int r = 0; r < R; ++r)
                 left[r] = soften<S>(scores + r * kKeyTile, count, scale, table ? table + from - (i + r) : nullptr,
                                     maximum + i + r, sum + i + r);
-            multiply<S, E, R>(left_operand(E{}, scores, kKeyTile, R, count, rows), value, count, head, mixed, depth);
+            const auto share = left_operand(E{}, scores, kKeyTile, R, count, rows);
+            multiply<S, E, R>(share, value, count, head, mixed, depth);
             for (int r = 0; r < R; ++r)
                 blend<S>(out + (i + r) * out_stride, left[r], mixed + r * depth, last ? 1.0f / sum[i + r] : 1.0f, head);
         });

@@ -71,12 +71,12 @@ struct Kernels {
 
 constexpr int kRowTile = 6;  // rows of a register tile
 
-// Enough for either: fp32 leaves values where they are, bf16 halves what it copies.
+// Floats that attention needs: fp32 keeps keys, bf16 keys and values in half the size each, and rows of either operand.
 constexpr long attention_scratch(long length, long head) {
-    return 2 * padded(length) + 2 * kRowTile * (kKeyTile + padded(head + 1)) + 2 * kKeyTile * padded(head + 1);
+    return 2 * padded(length) + 2 * kRowTile * (kKeyTile + padded(head)) + kKeyTile * padded(head);
 }
 
-// The levels, each in a file of its own that is compiled for it; a null product is one that the level has not.
+// The levels, each in a file of its own that is compiled for it; a null kernel is one that the level has not.
 Kernels kernels_plain();        // the algorithm of the 16-lane levels in plain C++: for tests, whatever the CPU
 Kernels kernels_avx2();         // AVX2 and FMA; bf16 as the twin of the instruction, which rounds alike
 Kernels kernels_avx_vnni();     // AVX2 with the 8-bit dot product

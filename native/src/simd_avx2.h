@@ -12,12 +12,12 @@ namespace {
 struct Avx2 {
     using Float = __m256;
     using Int = __m256i;
-    // Of 32 bits each: __m256i has 64, and gcc 12 then keeps a copy of every sum of vpdpbusd in either kind, on the stack.
+    // Of 32 bits: __m256i is of 64, and gcc 12 then keeps every sum of vpdpbusd in both kinds, on the stack.
     using Sum = int32_t __attribute__((vector_size(32)));
     static constexpr int lanes = 8;
     static constexpr int vectors = 2;  // of a panel: 6 x 2 sums, 2 weights and an activation fit 16 registers
     static constexpr int byte_groups = 2;  // of four inputs that one step of an int8 product takes
-    static constexpr int byte_rows = 4;    // 4 x 2 sums, 4 weights, 2 activations, ones and a product: 16 too
+    static constexpr int byte_rows = 4;    // 4 x 2 sums, 4 weights, 2 activations and ones leave one for products
 
     static Float load(const float* p) { return _mm256_loadu_ps(p); }
     static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }

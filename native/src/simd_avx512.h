@@ -11,12 +11,12 @@ namespace {
 struct Avx512 {
     using Float = __m512;
     using Int = __m512i;
-    // Of 32 bits each: __m512i has 64, and gcc 12 then keeps a copy of every sum of vpdpbusd in either kind, on the stack.
+    // Of 32 bits: __m512i is of 64, and gcc 12 then keeps every sum of vpdpbusd in both kinds, on the stack.
     using Sum = int32_t __attribute__((vector_size(64)));
     static constexpr int lanes = 16;
     static constexpr int vectors = 4;  // of a panel: 6 x 4 sums, 4 weights and an activation fit 32 registers
     static constexpr int byte_groups = 2;
-    static constexpr int byte_rows = 5;  // 5 x 4 sums, 8 weights, 2 activations, ones and a product: 32 too
+    static constexpr int byte_rows = 5;  // 5 x 4 sums, 8 weights, 2 activations and ones leave one for products
 
     static Float load(const float* p) { return _mm512_loadu_ps(p); }
     static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }

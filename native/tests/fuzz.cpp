@@ -84,7 +84,9 @@ struct Case {
 
 void make(Case& c) {
     Arrays& a = c.arrays;
-    const int heads = draw(1, 16), width = heads * draw(1, 9), embedded = draw(0, 3) ? width : draw(1, 40);
+    const bool wide = !draw(0, 5);
+    const int heads = draw(1, wide ? 3 : 16), width = heads * (wide ? draw(40, 130) : draw(1, 9));
+    const int embedded = draw(0, 3) ? width : draw(1, 40);
     const int inner = draw(1, 150), layers = draw(1, 2);
     c.vocabulary = draw(2, 60);
     c.positions = draw(4, 300);

@@ -255,6 +255,7 @@ def test_the_page_needs_nothing_but_itself_and_shows_every_row(records: list[Rec
     smart = table[2]
     found = [float(smart[f"{name}, {end}"]) for name in ("sentences/s", "× baseline") for end in ("from", "to")]
     assert found == [100.0, 250.0, 2.0, 5.0]
+    assert 0 < float(smart["padding waste, %"]) < 100
 
 
 def test_whiskers_and_bars_stand_where_the_rates_are(records: list[Record], tmp_path: Path) -> None:

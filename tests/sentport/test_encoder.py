@@ -15,6 +15,7 @@ import pytest
 import sentport.encoder as module
 from sentport.encoder import Encoder
 from sentport.errors import EngineError, InputError, SentportError, TruncationError
+from sentport.hardware import available_cores
 from sentport.tokenizer import Tokenizer
 
 
@@ -101,6 +102,14 @@ def test_truncation_is_told_once_a_call(
     with Encoder(tiny_bundle, on_truncate="error") as encoder, pytest.raises(TruncationError) as caught:
         encoder.encode(["a", long])
     assert (caught.value.rows, caught.value.tokens) == ((1,), (82,))
+
+
+def test_more_threads_than_cores_are_told(tiny_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They run all the same: bits do not depend on it, speed does."""
+    cores = available_cores()
+    with Encoder(tiny_bundle, threads=cores), Encoder(tiny_bundle, threads=cores + 1):
+        (record,) = caplog.records
+    assert record.getMessage().startswith(f"threads is {cores + 1}, and this process may use {cores} core")
 
 
 @pytest.mark.parametrize("policy", ["warn", "error", "allow"])
