@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -86,7 +87,7 @@ def kib(name):
     return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith(name))
 
 options = ort.SessionOptions()
-options.enable_cpu_mem_arena = False  # what is held is what is needed
+options.enable_cpu_mem_arena = False  # what is held is what is needed, together with PEAK_ENVIRONMENT
 session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 feed = dict(np.load(sys.argv[2]))
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -94,6 +95,9 @@ before = kib("VmRSS")
 session.run(None, feed)
 print(kib("VmHWM") - before)
 """
+# glibc raises this threshold with what is freed, and then keeps freed tensors: by chance of the threads the peak of
+# one and the same batch was 239 or 393 MB. Set by hand it stays, and every tensor goes back at once.
+PEAK_ENVIRONMENT = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @pytest.mark.parametrize(
@@ -112,9 +116,10 @@ def test_peak_memory_is_at_most_that_of_the_padded_graph(
     for layout in LAYOUTS:
         np.savez(tmp_path / "feed.npz", **feed(layout, lengths))
         command = [sys.executable, "-c", PEAK, graphs[layout], tmp_path / "feed.npz"]
-        peaks[layout] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=PEAK_ENVIRONMENT)
+        peaks[layout] = int(run.stdout)
     assert peaks["padded"] > 20_000, "KiB; the batch is large enough to measure"
-    assert peaks["packed"] <= 1.3 * peaks["padded"], peaks
+    assert peaks["packed"] <= 1.1 * peaks["padded"], peaks
 
 
 def test_unknown_nodes_stay_where_they_are() -> None:
