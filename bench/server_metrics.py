@@ -13,12 +13,14 @@ from sentport.errors import SentportError
 
 Counters = dict[str, float]
 
-# Triton's names, in microseconds and numbers; ours are in triton_repo/metrics.py.
+# Triton's names, in microseconds and numbers; ours are in triton_repo/metrics.py. A request waits in Triton's queue and
+# then in the model's own line, where it is no longer in an execution of Triton's: only the model knows what it took.
 COUNTERS = {
     "nv_inference_request_success": "requests",
-    "nv_inference_exec_count": "executions",
     "nv_inference_queue_duration_us": "queue_us",
-    "nv_inference_compute_infer_duration_us": "compute_us",
+    "sentport_queue_us_total": "queue_us",
+    "sentport_compute_us_total": "compute_us",
+    "sentport_executions_total": "executions",
     "sentport_texts_total": "rows",
     "sentport_tokens_total": "tokens",
     "sentport_computed_tokens_total": "computed_tokens",

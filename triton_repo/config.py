@@ -32,8 +32,7 @@ class Batching:
         max_batch: Rows of one execution, and of one request. Form ``text`` batches them by tokens, with less padding
             the more there are; it bounds how long an execution holds up the next.
         delay_us: How long the first request of an execution waits for company, microseconds.
-        max_queue: Requests that may wait, of each priority; one more is refused at once. 0 = any number, for any time:
-            this server's batcher sometimes sleeps half a second where a queue has limits (docs/architecture.md).
+        max_queue: Requests that may wait, of each priority; one more is refused at once. 0 = any number, for any time.
         timeout_ms: How long a request may wait before it is refused, milliseconds; it may itself ask for less.
         priorities: Levels of priority that a request may ask for, 1 the most urgent; a request that asks for none has
             the middle one. 0 = all are alike.
@@ -47,6 +46,15 @@ class Batching:
     timeout_ms: int = 30_000
     priorities: int = 0
     shares: str | None = None
+
+    @property
+    def own_line(self) -> bool:
+        """Whether a python model has these limits in a line of its own, and Triton's queue has none.
+
+        Triton's batcher sleeps up to half a second where its queue has limits (docs/architecture.md). But urgent
+        requests overtake others in that queue alone, and models take turns by their executions.
+        """
+        return bool(self.max_queue) and not self.priorities and self.shares is None
 
     def __post_init__(self) -> None:
         for name, least in (("max_batch", 1), ("delay_us", 0), ("max_queue", 0), ("timeout_ms", 1), ("priorities", 0)):
@@ -117,10 +125,16 @@ def instances(kind: str, batching: Batching, profiles: int = 0) -> str:
     return f"instance_group [ {{ {where}{limit} }} ]"
 
 
-def queue(batching: Batching, *, prefer_full: bool = False) -> list[str]:
-    """Lines of a queue whose requests are put together, into full batches where these are preferred."""
+def queue(batching: Batching, *, limits: bool = True, prefer_full: bool = False) -> list[str]:
+    """Lines of a queue whose requests are put together, into full batches where these are preferred.
+
+    Args:
+        batching: How.
+        limits: Whether the queue has those of ``batching``; False = the model has them itself.
+        prefer_full: Whether a batch waits to be full.
+    """
     preferred = f" preferred_batch_size: [ {batching.max_batch} ]" if prefer_full else ""
-    if not batching.max_queue:
+    if not (limits and batching.max_queue):
         return [f"dynamic_batching {{ max_queue_delay_microseconds: {batching.delay_us}{preferred} }}"]
     levels = []
     if batching.priorities:

@@ -129,6 +129,7 @@ def _tokens(choice: Choice, name: str, inputs: list[str], parameters: Mapping[st
     values[wire.ENCODER] = form_text.described(choice.info)
     # What waits is put together; nothing waits for company, since the next step has its own delay.
     batching = replace(choice.batching, delay_us=0, shares=None)
+    values |= settings.line(batching)
     lines = [
         f"name: {config.quoted(name)}",
         'backend: "python"',
@@ -137,7 +138,7 @@ def _tokens(choice: Choice, name: str, inputs: list[str], parameters: Mapping[st
         *(config.tensor("output", each, "INT64", [-1]) for each in inputs),
         *form_text.told_outputs(),
         config.instances("cpu", batching),
-        *config.queue(batching),
+        *config.queue(batching, limits=not batching.own_line),
         *config.parameters(values),
         *form_text.warmup_lines(form_text.WARMUP_TEXTS),
     ]

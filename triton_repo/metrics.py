@@ -10,13 +10,16 @@ from triton_repo.requests import Counts
 # Of each field of ``Counts`` the counter's name and what it counts. Rows and tokens of an execution, padding and tokens
 # a second are quotients of their rates: counters alone can be added up over servers.
 METRICS = {
-    "executions": ("sentport_executions_total", "Times that the model was handed requests"),
+    "executions": ("sentport_executions_total", "Times that the model answered all requests that waited"),
     "requests": ("sentport_requests_total", "Requests in these executions"),
     "refused": ("sentport_refused_total", "Requests that were answered with an error"),
     "rows": ("sentport_texts_total", "Texts of the requests that were answered"),
     "tokens": ("sentport_tokens_total", "Tokens of distinct texts, after the length limit"),
     "computed": ("sentport_computed_tokens_total", "The same tokens with the padding of their batches"),
     "truncated": ("sentport_truncated_total", "Texts that lost their end to the length limit"),
+    "turned_away": ("sentport_turned_away_total", "Requests that found the queue full"),
+    "queue_us": ("sentport_queue_us_total", "Microseconds that requests waited in the model, added up"),
+    "compute_us": ("sentport_compute_us_total", "Microseconds of their executions, once for each request"),
 }
 
 

@@ -46,6 +46,14 @@ class TextRequest:
     parameters: Mapping[str, Any]
 
 
+class Unavailable(SentportError):
+    """A request that is refused for what else there is to do, not for what it is."""
+
+
+class ModelFailure(SentportError):
+    """A request that met a fault of ours."""
+
+
 class Answer(Protocol):
     """An answer to a request."""
 
@@ -59,13 +67,16 @@ class Counts:
     """What a model has done since it was opened.
 
     Attributes:
-        executions: Times that it was handed requests.
-        requests: Requests.
+        executions: Times that it answered requests, all that waited in one go.
+        requests: Requests in these.
         refused: Of these, the ones that were answered with an error.
         rows: Texts of the requests that were not.
         tokens: Their tokens after the length limit, a text that came twice in one execution counted once.
         computed: The same tokens with the padding of the batches that were computed.
         truncated: Texts that lost their end.
+        turned_away: Requests that found the queue full, and are in none of the other counts.
+        queue_us: Microseconds that requests waited here, added up.
+        compute_us: Microseconds in which they were answered, each with those of its whole execution, added up.
     """
 
     executions: int = 0
@@ -75,6 +86,14 @@ class Counts:
     tokens: int = 0
     computed: int = 0
     truncated: int = 0
+    turned_away: int = 0
+    queue_us: int = 0
+    compute_us: int = 0
+
+    def took(self, came: Sequence[float], began: float, ended: float) -> None:
+        """Count the time of one execution, of whose requests it is told when they came; all in seconds."""
+        self.queue_us += round(1e6 * sum(began - each for each in came))
+        self.compute_us += round(1e6 * (ended - began) * len(came))
 
     def served(self, answers: Sequence[Answer | SentportError]) -> None:
         """Count one execution by its answers."""

@@ -11,7 +11,9 @@ from typing import Any
 from sentport.bundle import ModelSpec
 from sentport.errors import BundleError, SentportError
 from triton_repo import wire
+from triton_repo.config import Batching
 from triton_repo.requests import Fixed
+from triton_repo.waiting import Limits
 
 BUNDLE_FOLDER = "bundle"
 # Which class in a model.py answers.
@@ -23,11 +25,13 @@ EDGES = "edges"
 # What runs form ``text``.
 ENGINE = "engine"
 ENGINES = ("onnxruntime", "native")
+# Limits of a python model's own line of requests; without them it answers each execution before it ends.
+MAX_QUEUE, QUEUE_TIMEOUT_MS = "max_queue", "queue_timeout_ms"
 # Every parameter that one of our python models reads.
 KNOWN = frozenset(
     {
         *(FORM, PART_OF, EDGES, ENGINE, wire.ENCODER, "device", "layout", "precision", "threads"),
-        *("fixed_prompt", "fixed_dim", "fixed_on_truncate"),
+        *("fixed_prompt", "fixed_dim", "fixed_on_truncate", MAX_QUEUE, QUEUE_TIMEOUT_MS),
     }
 )
 _WHOLE = re.compile("[0-9]{1,9}")
@@ -49,6 +53,28 @@ def whole(name: str, value: str | None) -> int | None:
     if not _WHOLE.fullmatch(value) or int(value) < 1:
         raise SentportError(f"parameter {name} of config.pbtxt is {value!r}; expected a whole number from 1")
     return int(value)
+
+
+def line(batching: Batching) -> dict[str, str]:
+    """The parameters of a model's own line; none where it has none."""
+    if not batching.own_line:
+        return {}
+    return {MAX_QUEUE: str(batching.max_queue), QUEUE_TIMEOUT_MS: str(batching.timeout_ms)}
+
+
+def limits(config: Mapping[str, Any]) -> Limits | None:
+    """The limits of a model's own line, of a configuration as Triton hands it over; None where it has none.
+
+    Raises:
+        SentportError: When one is missing or not a whole number from 1.
+    """
+    given = values(config)
+    if not given.keys() & {MAX_QUEUE, QUEUE_TIMEOUT_MS}:
+        return None
+    requests, timeout_ms = (whole(name, given.get(name)) for name in (MAX_QUEUE, QUEUE_TIMEOUT_MS))
+    if requests is None or timeout_ms is None:
+        raise SentportError(f"config.pbtxt has one of the parameters {MAX_QUEUE} and {QUEUE_TIMEOUT_MS}; give both")
+    return Limits(requests, timeout_ms / 1000)
 
 
 def engine(given: Mapping[str, str]) -> str:

@@ -55,10 +55,13 @@ def test_percentiles_are_nearest_ranks(values: list[float], share: float, expect
 PAGE = """
 # HELP nv_inference_request_success Number of successful inference requests
 nv_inference_request_success{model="m",version="1"} 12
-nv_inference_exec_count{model="m",version="1"} 3
+nv_inference_exec_count{model="m",version="1"} 9
 nv_inference_queue_duration_us{model="m",version="1"} 4500
 nv_inference_queue_duration_us{model="m",version="2"} 500
 nv_inference_queue_duration_us{model="other",version="1"} 7
+sentport_executions_total{model="m",version="1"} 3.000000
+sentport_queue_us_total{model="m",version="1"} 250.000000
+sentport_compute_us_total{model="m",version="1"} 8000.000000
 sentport_tokens_total{model="m",version="1"} 90.000000
 nv_cpu_utilization 0.4
 """
@@ -66,8 +69,8 @@ nv_cpu_utilization 0.4
 
 def test_counters_are_those_of_the_model() -> None:
     found = parse_counters(PAGE, "m")
-    assert found == {"requests": 12, "executions": 3, "queue_us": 5000, "tokens": 90}
-    assert what_happened({"requests": 2}, found) == {"requests": 10, "executions": 3, "queue_us": 5000, "tokens": 90}
+    assert found == {"requests": 12, "executions": 3, "queue_us": 5250, "compute_us": 8000, "tokens": 90}
+    assert what_happened({"requests": 2, "tokens": 90}, found) == {**found, "requests": 10, "tokens": 0}
     with pytest.raises(SentportError, match=r"metrics page http://127.0.0.1:9/metrics cannot be read"):
         read_counters("http://127.0.0.1:9", "m")
 

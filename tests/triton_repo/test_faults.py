@@ -13,6 +13,7 @@ import shutil
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -343,6 +344,85 @@ def test_overload_is_refused_and_passes(busy: Busy) -> None:
     busy.still_right()
 
 
+def test_a_full_line_turns_away_and_who_waits_too_long_is_refused(busy: Busy) -> None:
+    """Form text, whose model has the limits of its queue itself: work for many seconds, and patience for one."""
+    texts = [f"{number} " + "the cat sat on a mat " * 2000 for number in range(500)]
+
+    def ask(number: int) -> Vectors:
+        answer = client.infer("tiny", [text_tensor(texts[number])], timeout=1_000_000, parameters={"prompt": ""})
+        return np.array(answer.as_numpy("EMBEDDING")[0])
+
+    with grpc_library.InferenceServerClient(busy.server.grpc_url) as client:
+        before = server_memory(busy.server)
+        answers = at_once(len(texts), ask, workers=len(texts))
+        grown = server_memory(busy.server) - before
+    told = Counter((str(each.status()), each.message()) for each in answers if isinstance(each, Exception))
+    full, late = "the model's queue is full; ask again later", "the request waited longer than it may"
+    assert set(told) == {("StatusCode.UNAVAILABLE", full), ("StatusCode.UNAVAILABLE", late)}, told
+    assert sum(told.values()) < len(texts)
+    # Texts this long are alike to the model, which reads 48 tokens; the number at their front tells them apart.
+    for number, found in enumerate(answers):
+        if not isinstance(found, Exception):
+            assert np.abs(found - busy.right(texts[number])).max() <= SAME
+    assert grown < 200 << 20
+    busy.still_right()
+
+
+def test_a_request_whose_client_has_gone_is_not_computed(busy: Busy) -> None:
+    """20 that wait behind seconds of work for another, and are called off meanwhile."""
+    long = np.array([[f"{number} {'the cat sat on a mat ' * 5000}".encode()] for number in range(64)], dtype=object)
+    work = grpc_library.InferInput("TEXT", [64, 1], "BYTES")
+    work.set_data_from_numpy(long)
+    before = counters_at_rest(busy)
+    answered = threading.Event()
+    with grpc_library.InferenceServerClient(busy.server.grpc_url) as client:
+        client.async_infer("tiny", [work], lambda result, error: answered.set())
+        until_taken(busy, before[TAKEN] + 1)
+        waiting = [client.async_infer("tiny", [text_tensor("sat")], lambda result, error: None) for _ in range(20)]
+        until_taken(busy, before[TAKEN] + 21)
+        assert not answered.is_set()
+        for each in waiting:
+            each.cancel()
+        assert answered.wait(60)
+    refused = "sentport_refused_total"
+    assert counters_at_rest(busy)[refused] - before[refused] == 20
+    busy.still_right()
+
+
+# Triton's count of requests that were answered; to Triton, that is when the model takes them.
+TAKEN = "nv_inference_request_success"
+
+
+def until_taken(busy: Busy, count: int) -> None:
+    """Until the model has taken so many requests in all."""
+    deadline = time.monotonic() + 20
+    while counters(busy)[TAKEN] < count:
+        assert time.monotonic() < deadline
+
+
+def counters(busy: Busy) -> Counter[str]:
+    """What the server has counted of model tiny, in all its versions."""
+    connection = http.client.HTTPConnection(busy.server.metrics_url.split("/")[2], timeout=5)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    connection.close()
+    found: Counter[str] = Counter()
+    for name, value in re.findall(r'^(\w+)\{model="tiny",version="\d+"\} (\S+)$', page, re.MULTILINE):
+        found[name] += round(float(value))
+    return found
+
+
+def counters_at_rest(busy: Busy) -> Counter[str]:
+    """The same when they stand still: a model counts after it answers."""
+    found = counters(busy)
+    for _ in range(50):
+        time.sleep(0.2)
+        before, found = found, counters(busy)
+        if found == before:
+            break
+    return found
+
+
 def test_urgent_requests_go_first_and_late_ones_are_refused(busy: Busy) -> None:
     order: list[str] = []
 
@@ -385,7 +465,10 @@ def test_metrics_and_the_dashboard(busy: Busy) -> None:
     page = connection.getresponse().read().decode()
     connection.close()
     values = dict(re.findall(r'^(sentport_\w+)\{model="tiny",version="\d+"\} (\S+)$', page, re.MULTILINE))
-    assert {name for name, _ in METRICS.values()} - set(values) <= {"sentport_refused_total"}
+    assert {name for name, _ in METRICS.values()} - set(values) <= {
+        "sentport_refused_total",
+        "sentport_turned_away_total",
+    }
     assert float(values["sentport_computed_tokens_total"]) >= float(values["sentport_tokens_total"]) >= 53
     assert float(values["sentport_truncated_total"]) >= 1
     names = set(re.findall(r"^(\w+)[{ ]", page, re.MULTILINE)) | {name for name, _ in METRICS.values()}

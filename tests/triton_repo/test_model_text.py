@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,6 +25,7 @@ from triton_repo import repository, wire
 from triton_repo.model_text import TextAnswer, TextModel
 from triton_repo.requests import Fixed, TextRequest
 from triton_repo.settings import BUNDLE_FOLDER, FORM
+from triton_repo.waiting import Limits, Line
 
 LONG = "the cat sat on a mat " * 30
 
@@ -190,6 +191,61 @@ def test_request_that_cannot_be_read_is_refused_alone(template: ModuleType, mode
     fixed = TextModel(encoder, Fixed())
     (ignored,) = fixed.answer([template._request(wires[1], fixed.takes_parameters)])
     assert answered(ignored).embedding.shape == (1, 24)
+
+
+class FromTriton(Wire):
+    """A request with somebody who waits for its answers."""
+
+    def __init__(self) -> None:
+        super().__init__("{}")
+        self.answers: list[Any] = []
+
+    def timeout(self) -> int:
+        return 0
+
+    def get_response_sender(self) -> Any:
+        return SimpleNamespace(send=lambda answer, flags: self.answers.append((answer, flags)))
+
+
+def test_every_request_is_answered_once_whatever_happens(
+    template: ModuleType, model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vector, a fault of ours, and a full queue: the only three ends, each told with its code."""
+    triton = template.pb_utils
+    triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL = "final"
+    triton.Tensor = lambda name, value: (name, value)
+    triton.InferenceResponse = lambda output_tensors, error=None: error or dict(output_tensors)
+    triton.TritonError = type("TritonError", (), {"UNAVAILABLE": 1, "INTERNAL": 2, "INVALID_ARG": 3})
+    monkeypatch.setattr(
+        triton.TritonError, "__init__", lambda self, told, code: vars(self).update(told=told, code=code)
+    )
+    logged: list[str] = []
+    triton.Logger = SimpleNamespace(log_error=logged.append)
+    served = template.TritonPythonModel()
+    served._model, served._metrics = model, SimpleNamespace(report=lambda counts: None)
+    served._limits = Limits(2, 30.0)
+    served._line = Line(served._answer, 8, served._limits)
+    before = replace(model.counts)
+    requests = [FromTriton() for _ in range(3)]
+    served.execute(requests)  # three at once find room for two
+    served._line.close()
+    assert [[flags for _, flags in one.answers] for one in requests] == [["final"]] * 3
+    (first, second, third) = [one.answers[0][0] for one in requests]
+    assert first["EMBEDDING"].shape == second["EMBEDDING"].shape == (1, 24)
+    assert (third.code, third.told) == (1, "the model's queue is full; ask again later")
+    assert (model.counts.turned_away - before.turned_away, model.counts.requests - before.requests) == (1, 2)
+
+    def fails(requests: Any) -> Any:
+        raise ZeroDivisionError("by\nzero")
+
+    monkeypatch.setattr(model, "answer", fails)
+    served._line = Line(served._answer, 8, served._limits)
+    (failed,) = [FromTriton()]
+    served.execute([failed])
+    served._line.close()
+    ((error, _),) = failed.answers
+    assert (error.code, error.told) == (2, "the model failed (ZeroDivisionError: by zero)")
+    assert "ZeroDivisionError" in logged[0]
 
 
 def config(encoder: Encoder, changes: dict[str, str]) -> dict[str, Any]:

@@ -55,13 +55,13 @@ def test_config(written: Path, tiny_bundle: Path) -> None:
     (group,) = config.instance_group
     assert (group.kind, group.count) == (model_config_pb2.ModelInstanceGroup.KIND_CPU, 1)
     assert not config.response_cache.enable
-    policy = config.dynamic_batching.default_queue_policy
     assert config.dynamic_batching.max_queue_delay_microseconds == 500
-    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (1024, 30_000_000)
-    assert policy.allow_timeout_override
+    # Limits there would have Triton's batcher sleep half a second; the model has them itself.
+    assert not config.dynamic_batching.HasField("default_queue_policy")
     settings = {key: value.string_value for key, value in config.parameters.items()}
     encoder = json.loads(settings.pop(wire.ENCODER))
     assert settings.pop("engine") == encoder["engine"] == "onnxruntime"
+    assert (settings.pop("max_queue"), settings.pop("queue_timeout_ms")) == ("1024", "30000")
     assert settings == {"form": "text", "device": "cpu", "layout": "padded", "precision": "fp32", "threads": "2"}
     assert encoder["fingerprint"] == read_bundle(tiny_bundle).spec.fingerprint
     assert encoder["prompts"] == read_bundle(tiny_bundle).spec.prompts
@@ -199,11 +199,11 @@ def test_batching_limits(options: dict[str, Any], message: str) -> None:
 
 
 def test_queue_without_limits(tiny_bundle: Path, tmp_path: Path) -> None:
-    batching = parsed(
-        write_repository(Wanted(tiny_bundle, batching=Batching(max_queue=0)), tmp_path / "m"), "tiny"
-    ).dynamic_batching
-    assert batching.max_queue_delay_microseconds == 500
-    assert not batching.HasField("default_queue_policy")
+    out = write_repository(Wanted(tiny_bundle, batching=Batching(max_queue=0)), tmp_path / "m")
+    config = parsed(out, "tiny")
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    assert not config.dynamic_batching.HasField("default_queue_policy")
+    assert not config.parameters.keys() & {"max_queue", "queue_timeout_ms"}
 
 
 def test_priorities_and_what_models_share(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -212,6 +212,10 @@ def test_priorities_and_what_models_share(tiny_bundle: Path, tmp_path: Path) -> 
     assert (config.dynamic_batching.priority_levels, config.dynamic_batching.default_priority_level) == (3, 2)
     (resource,) = config.instance_group[0].rate_limiter.resources
     assert (resource.name, getattr(resource, "global"), resource.count) == ("cores", True, 1)
+    policy = config.dynamic_batching.default_queue_policy
+    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (1024, 30_000_000)
+    assert policy.allow_timeout_override
+    assert not config.parameters.keys() & {"max_queue", "queue_timeout_ms"}
 
 
 def test_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -272,9 +276,9 @@ def test_command(tiny_bundle: Path, tmp_path: Path, cli: Cli) -> None:
     code, printed, _ = cli("repository", str(tiny_bundle), "--out", str(out), *options, "--queue-timeout-ms", "70")
     assert code == 0
     config = parsed(out, "mine")
-    policy = config.dynamic_batching.default_queue_policy
     assert (config.max_batch_size, config.dynamic_batching.max_queue_delay_microseconds) == (32, 0)
-    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (9, 70_000)
+    limits = [config.parameters[name].string_value for name in ("max_queue", "queue_timeout_ms")]
+    assert limits == ["9", "70"]
     assert printed.startswith(f"repository  {out}\nmodel       mine\nnext        tritonserver ")
     words = shlex.split(printed.splitlines()[2].partition("  (")[0])[1:]
     assert words[1:3] == ["--model-repository", str(out)]

@@ -1,6 +1,9 @@
 """One of sentport's models. All it does is in sentport's ``triton_repo``; this file speaks to Triton."""
 
 import json
+import math
+import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,10 +11,14 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from sentport.errors import SentportError
-from triton_repo import wire
+from triton_repo import settings, wire
 from triton_repo.metrics import Metrics
-from triton_repo.requests import Answer, TextRequest
+from triton_repo.requests import Answer, ModelFailure, TextRequest, Unavailable
 from triton_repo.served import open_model
+from triton_repo.waiting import Line, Waiting
+
+# A request that waited longer than this is looked after: does anybody still want it?
+ASK_AFTER_S = 1.0
 
 
 class TritonPythonModel:
@@ -20,23 +27,48 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Open what lies beside this file."""
         folder = Path(args["model_repository"]) / args["model_version"]
+        config = json.loads(args["model_config"])
         try:
-            self._model = open_model(json.loads(args["model_config"]), folder)
+            self._limits = settings.limits(config)
+            self._model = open_model(config, folder)
         except SentportError as error:
             # Triton prints a trace for other exceptions; this one is the user's to mend and says how.
             raise pb_utils.TritonModelException(str(error)) from None
         self._metrics = Metrics(pb_utils.MetricFamily, args["model_name"], args["model_version"])
+        self._line = Line(self._answer, config["max_batch_size"], self._limits)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer all requests of one execution, in their order."""
-        read = [_request(request, self._model.takes_parameters) for request in requests]
-        answers: Sequence[Answer | SentportError] = self._model.answer(read)
-        self._metrics.report(self._model.counts)
-        return [_response(answer) for answer in answers]
+    def execute(self, requests: list[Any]) -> None:
+        """Take the requests of one execution; the line's thread answers them."""
+        for one in self._line.take([self._waiting(request) for request in requests]):
+            sender, _ = one.asked
+            _send(sender, Unavailable("the model's queue is full; ask again later"))
+            self._model.counts.turned_away += 1
 
     def finalize(self) -> None:
-        """Free the engine."""
+        """Answer who waits, and free the engine."""
+        self._line.close()
         self._model.close()
+
+    def _waiting(self, request: Any) -> Waiting[tuple[Any, TextRequest | SentportError]]:
+        came = time.monotonic()
+        read = _request(request, self._model.takes_parameters)
+        rows = len(read.texts) if isinstance(read, TextRequest) else 1
+        until = math.inf if self._limits is None else self._limits.until(came, request.timeout())
+        return Waiting((request.get_response_sender(), read), rows, came, until)
+
+    def _answer(self, requests: Sequence[Waiting[tuple[Any, TextRequest | SentportError]]]) -> None:
+        began = time.monotonic()
+        read = [_too_late(one, began) or one.asked[1] for one in requests]
+        try:
+            answers: Sequence[Answer | SentportError] = self._model.answer(read)
+        except Exception as error:  # nobody else would answer them
+            pb_utils.Logger.log_error(traceback.format_exc())
+            told = " ".join(f"the model failed ({type(error).__name__}: {error})".split())
+            answers = [ModelFailure(told)] * len(requests)
+        self._model.counts.took([one.came for one in requests], began, time.monotonic())
+        for one, answer in zip(requests, answers, strict=True):
+            _send(one.asked[0], answer)
+        self._metrics.report(self._model.counts)
 
 
 def _request(request: Any, with_parameters: bool) -> TextRequest | SentportError:
@@ -47,9 +79,29 @@ def _request(request: Any, with_parameters: bool) -> TextRequest | SentportError
         return SentportError(" ".join(f"the request cannot be read ({type(error).__name__}: {error})".split()))
 
 
+def _too_late(one: Waiting[tuple[Any, TextRequest | SentportError]], now: float) -> Unavailable | None:
+    if now >= one.until:
+        return Unavailable("the request waited longer than it may")
+    # Asking takes a message to the server's process and back.
+    if now - one.came > ASK_AFTER_S and one.asked[0].is_cancelled():
+        return Unavailable("nobody waits for the answer")
+    return None
+
+
+def _send(sender: Any, answer: Answer | SentportError) -> None:
+    try:
+        sender.send(_response(answer), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception:  # a request that cannot be answered must not keep the others from it
+        pb_utils.Logger.log_error(traceback.format_exc())
+
+
 def _response(answer: Answer | SentportError) -> Any:
-    if isinstance(answer, SentportError):
-        told = str(answer).encode("utf-8", "backslashreplace").decode()  # it may quote half a character
-        error = pb_utils.TritonError(told, pb_utils.TritonError.INVALID_ARG)
-        return pb_utils.InferenceResponse(output_tensors=[], error=error)
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.tensors().items()])
+    if not isinstance(answer, SentportError):
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in answer.tensors().items()])
+    code = pb_utils.TritonError.INVALID_ARG
+    if isinstance(answer, Unavailable):
+        code = pb_utils.TritonError.UNAVAILABLE
+    elif isinstance(answer, ModelFailure):
+        code = pb_utils.TritonError.INTERNAL
+    told = str(answer).encode("utf-8", "backslashreplace").decode()  # it may quote half a character
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(told, code))
