@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -188,6 +191,46 @@ def text_tensor(text: str) -> Any:
     given = grpc_library.InferInput("TEXT", [1, 1], "BYTES")
     given.set_data_from_numpy(np.array([[text.encode()]], dtype=object))
     return given
+
+
+def metrics_page(busy: Busy) -> str:
+    """All that the server counts."""
+    connection = http.client.HTTPConnection(busy.server.metrics_url.split("/")[2], timeout=5)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    connection.close()
+    return page
+
+
+# Triton's count of requests that were answered; to Triton, that is when the model takes them.
+TAKEN = "nv_inference_request_success"
+
+
+def until_taken(busy: Busy, count: int) -> None:
+    """Until the model has taken so many requests in all."""
+    deadline = time.monotonic() + 20
+    while counters(busy)[TAKEN] < count:
+        assert time.monotonic() < deadline
+
+
+def counters(busy: Busy) -> Counter[str]:
+    """What the server has counted of model tiny, in all its versions."""
+    found: Counter[str] = Counter()
+    found_lines = re.findall(r'^(\w+)\{model="tiny",version="\d+"\} (\S+)$', metrics_page(busy), re.MULTILINE)
+    for name, value in found_lines:
+        found[name] += round(float(value))
+    return found
+
+
+def counters_at_rest(busy: Busy) -> Counter[str]:
+    """The same when they stand still: a model counts after it answers."""
+    found = counters(busy)
+    for _ in range(50):
+        time.sleep(0.2)
+        before, found = found, counters(busy)
+        if found == before:
+            break
+    return found
 
 
 def server_memory(server: TritonServer) -> int:

@@ -24,7 +24,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_library
-from busy_server import KEY, SAME, WORDS, Busy, at_once, busy_server, post, random_text, server_memory, text_tensor
+from busy_server import (
+    KEY,
+    SAME,
+    TAKEN,
+    WORDS,
+    Busy,
+    at_once,
+    busy_server,
+    counters_at_rest,
+    metrics_page,
+    post,
+    random_text,
+    server_memory,
+    text_tensor,
+    until_taken,
+)
 from conftest import ROOT
 
 from sentport.bundle import read_bundle, write_description
@@ -389,40 +404,6 @@ def test_a_request_whose_client_has_gone_is_not_computed(busy: Busy) -> None:
     busy.still_right()
 
 
-# Triton's count of requests that were answered; to Triton, that is when the model takes them.
-TAKEN = "nv_inference_request_success"
-
-
-def until_taken(busy: Busy, count: int) -> None:
-    """Until the model has taken so many requests in all."""
-    deadline = time.monotonic() + 20
-    while counters(busy)[TAKEN] < count:
-        assert time.monotonic() < deadline
-
-
-def counters(busy: Busy) -> Counter[str]:
-    """What the server has counted of model tiny, in all its versions."""
-    connection = http.client.HTTPConnection(busy.server.metrics_url.split("/")[2], timeout=5)
-    connection.request("GET", "/metrics")
-    page = connection.getresponse().read().decode()
-    connection.close()
-    found: Counter[str] = Counter()
-    for name, value in re.findall(r'^(\w+)\{model="tiny",version="\d+"\} (\S+)$', page, re.MULTILINE):
-        found[name] += round(float(value))
-    return found
-
-
-def counters_at_rest(busy: Busy) -> Counter[str]:
-    """The same when they stand still: a model counts after it answers."""
-    found = counters(busy)
-    for _ in range(50):
-        time.sleep(0.2)
-        before, found = found, counters(busy)
-        if found == before:
-            break
-    return found
-
-
 def test_urgent_requests_go_first_and_late_ones_are_refused(busy: Busy) -> None:
     order: list[str] = []
 
@@ -460,10 +441,7 @@ def test_metrics_and_the_dashboard(busy: Busy) -> None:
     """After all of the above; the file does not depend on which of its tests ran."""
     with busy.client() as client:
         client.encode(["the cat sat", "a " * 100], prompt="")
-    connection = http.client.HTTPConnection(busy.server.metrics_url.split("/")[2], timeout=5)
-    connection.request("GET", "/metrics")
-    page = connection.getresponse().read().decode()
-    connection.close()
+    page = metrics_page(busy)
     values = dict(re.findall(r'^(sentport_\w+)\{model="tiny",version="\d+"\} (\S+)$', page, re.MULTILINE))
     assert {name for name, _ in METRICS.values()} - set(values) <= {
         "sentport_refused_total",
