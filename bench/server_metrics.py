@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
@@ -13,17 +14,16 @@ from sentport.errors import SentportError
 
 Counters = dict[str, float]
 
-# Triton's names, in microseconds and numbers; ours are in triton_repo/metrics.py. A request waits in Triton's queue and
-# then in the model's own line, where it is no longer in an execution of Triton's: only the model knows what it took.
-COUNTERS = {
-    "nv_inference_request_success": "requests",
-    "nv_inference_queue_duration_us": "queue_us",
-    "sentport_queue_us_total": "queue_us",
-    "sentport_compute_us_total": "compute_us",
-    "sentport_executions_total": "executions",
-    "sentport_texts_total": "rows",
-    "sentport_tokens_total": "tokens",
-    "sentport_computed_tokens_total": "computed_tokens",
+# Of each counter, in microseconds and numbers, what makes it up on the page: the first way that is there, added up.
+# Our models' own are in triton_repo/metrics.py: to Triton a request ends when the model takes it into its line.
+COUNTERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "requests": (("sentport_requests_total",), ("nv_inference_request_success",)),
+    "executions": (("sentport_executions_total",), ("nv_inference_exec_count",)),
+    "queue_us": (("nv_inference_queue_duration_us", "sentport_queue_us_total"), ("nv_inference_queue_duration_us",)),
+    "compute_us": (("sentport_compute_us_total",), ("nv_inference_compute_infer_duration_us",)),
+    "rows": (("sentport_texts_total",),),
+    "tokens": (("sentport_tokens_total",),),
+    "computed_tokens": (("sentport_computed_tokens_total",),),
 }
 _LINE = re.compile(r'^(\w+)\{[^}]*model="([^"]*)"[^}]*\} ([0-9.eE+-]+)$')
 _SECONDS = 5.0
@@ -74,13 +74,15 @@ def counters_at_rest(page: str, model: str) -> Counters:
 
 def parse_counters(text: str, model: str) -> Counters:
     """The counters of a model on a page of Prometheus' text form, added up over its versions."""
-    found: Counters = {}
+    page: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         match = _LINE.match(line)
-        if match and match[2] == model and match[1] in COUNTERS:
-            name = COUNTERS[match[1]]
-            found[name] = found.get(name, 0.0) + float(match[3])
-    return found
+        if match and match[2] == model:
+            page[match[1]] += float(match[3])
+    known = (
+        (name, next((parts for parts in ways if set(parts) <= page.keys()), ())) for name, ways in COUNTERS.items()
+    )
+    return {name: sum(page[part] for part in parts) for name, parts in known if parts}
 
 
 def what_happened(before: Mapping[str, float], after: Mapping[str, float]) -> Record:

@@ -211,6 +211,7 @@ def until_taken(busy: Busy, count: int) -> None:
     deadline = time.monotonic() + 20
     while counters(busy)[TAKEN] < count:
         assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def counters(busy: Busy) -> Counter[str]:

@@ -129,7 +129,8 @@ def _tokens(choice: Choice, name: str, inputs: list[str], parameters: Mapping[st
     values[wire.ENCODER] = form_text.described(choice.info)
     # What waits is put together; nothing waits for company, since the next step has its own delay.
     batching = replace(choice.batching, delay_us=0, shares=None)
-    values |= settings.line(batching)
+    if batching.own_line:
+        values |= settings.line(batching)
     lines = [
         f"name: {config.quoted(name)}",
         'backend: "python"',

@@ -126,7 +126,10 @@ def _config(choice: Choice, fixed: Fixed | None, samples: Mapping[str, str]) -> 
     values |= {"layout": graph.layout, "precision": graph.precision}
     if choice.threads is not None:
         values["threads"] = str(choice.threads)
-    values |= settings.line(choice.batching)
+    # A refusal by the model would be kept in the cache, as everybody's answer to these texts.
+    own_line = choice.batching.own_line and fixed is None
+    if own_line:
+        values |= settings.line(choice.batching)
     info = choice.info
     width = -1  # dim is a request parameter
     outputs = told_outputs()
@@ -146,7 +149,7 @@ def _config(choice: Choice, fixed: Fixed | None, samples: Mapping[str, str]) -> 
         *outputs,
         # One instance: it merges all that waits, and the engine inside has the cores to itself.
         config.instances("gpu" if choice.device == "cuda" else "cpu", choice.batching),
-        *config.queue(choice.batching, limits=not choice.batching.own_line),
+        *config.queue(choice.batching, limits=not own_line),
         # The cache's key holds neither request parameters nor the outputs asked for.
         f"response_cache {{ enable: {'false' if fixed is None else 'true'} }}",
         *config.parameters(values),

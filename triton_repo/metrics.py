@@ -10,7 +10,7 @@ from triton_repo.requests import Counts
 # Of each field of ``Counts`` the counter's name and what it counts. Rows and tokens of an execution, padding and tokens
 # a second are quotients of their rates: counters alone can be added up over servers.
 METRICS = {
-    "executions": ("sentport_executions_total", "Times that the model answered all requests that waited"),
+    "executions": ("sentport_executions_total", "Times that the model answered requests, as many as went together"),
     "requests": ("sentport_requests_total", "Requests in these executions"),
     "refused": ("sentport_refused_total", "Requests that were answered with an error"),
     "rows": ("sentport_texts_total", "Texts of the requests that were answered"),
@@ -18,7 +18,7 @@ METRICS = {
     "computed": ("sentport_computed_tokens_total", "The same tokens with the padding of their batches"),
     "truncated": ("sentport_truncated_total", "Texts that lost their end to the length limit"),
     "turned_away": ("sentport_turned_away_total", "Requests that found the queue full"),
-    "queue_us": ("sentport_queue_us_total", "Microseconds that requests waited in the model, added up"),
+    "queue_us": ("sentport_queue_us_total", "Microseconds that requests waited in the model's line, added up"),
     "compute_us": ("sentport_compute_us_total", "Microseconds of their executions, once for each request"),
 }
 

@@ -40,10 +40,11 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One request: its texts as they came, and its parameters."""
+    """One request: its texts as they came, its parameters, and how long it may wait, microseconds or 0 for any time."""
 
     texts: Sequence[bytes]
     parameters: Mapping[str, Any]
+    timeout_us: int = 0
 
 
 class Unavailable(SentportError):
@@ -67,7 +68,7 @@ class Counts:
     """What a model has done since it was opened.
 
     Attributes:
-        executions: Times that it answered requests, all that waited in one go.
+        executions: Times that it answered requests, as many as went together.
         requests: Requests in these.
         refused: Of these, the ones that were answered with an error.
         rows: Texts of the requests that were not.
@@ -75,8 +76,9 @@ class Counts:
         computed: The same tokens with the padding of the batches that were computed.
         truncated: Texts that lost their end.
         turned_away: Requests that found the queue full, and are in none of the other counts.
-        queue_us: Microseconds that requests waited here, added up.
-        compute_us: Microseconds in which they were answered, each with those of its whole execution, added up.
+        queue_us: Microseconds that requests waited in the model's own line, added up.
+        compute_us: Microseconds in which they were answered, each with those of its whole execution, added up; where
+            the model has no line, Triton knows both times and these are 0.
     """
 
     executions: int = 0

@@ -25,7 +25,7 @@ EDGES = "edges"
 # What runs form ``text``.
 ENGINE = "engine"
 ENGINES = ("onnxruntime", "native")
-# Limits of a python model's own line of requests; without them it answers each execution before it ends.
+# Limits of a python model's own line of requests; without them an execution ends when it is answered.
 MAX_QUEUE, QUEUE_TIMEOUT_MS = "max_queue", "queue_timeout_ms"
 # Every parameter that one of our python models reads.
 KNOWN = frozenset(
@@ -34,7 +34,7 @@ KNOWN = frozenset(
         *("fixed_prompt", "fixed_dim", "fixed_on_truncate", MAX_QUEUE, QUEUE_TIMEOUT_MS),
     }
 )
-_WHOLE = re.compile("[0-9]{1,9}")
+_WHOLE = re.compile("[0-9]{1,10}")
 
 
 def values(config: Mapping[str, Any]) -> dict[str, str]:
@@ -56,9 +56,7 @@ def whole(name: str, value: str | None) -> int | None:
 
 
 def line(batching: Batching) -> dict[str, str]:
-    """The parameters of a model's own line; none where it has none."""
-    if not batching.own_line:
-        return {}
+    """The parameters of a model's own line."""
     return {MAX_QUEUE: str(batching.max_queue), QUEUE_TIMEOUT_MS: str(batching.timeout_ms)}
 
 

@@ -7,14 +7,16 @@ the instance is not at work for long: it takes requests into this line, and is f
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
-Asked = TypeVar("Asked")
+from sentport.errors import SentportError
+from triton_repo.requests import TextRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,86 +31,90 @@ class Limits:
     requests: int
     seconds: float
 
-    def until(self, came: float, timeout_us: int) -> float:
-        """When a request is too late that came at ``came`` and asks for a timeout, microseconds or 0 for none."""
-        return came + min(self.seconds, timeout_us / 1e6 or self.seconds)
 
-
-@dataclass(frozen=True, slots=True)
-class Waiting(Generic[Asked]):
+@dataclass(slots=True)
+class Waiting:
     """A request in the line.
 
     Attributes:
-        asked: The request.
-        rows: Its texts.
+        sender: What its answer goes to, Triton's ``InferenceResponseSender``.
+        read: The request; an error is its answer.
         came: When it came, seconds of a clock that does not jump.
         until: When it has waited too long.
     """
 
-    asked: Asked
-    rows: int
+    sender: Any
+    read: TextRequest | SentportError
     came: float
-    until: float
+    until: float = math.inf
+
+    @property
+    def rows(self) -> int:
+        """Its texts."""
+        return len(self.read.texts) if isinstance(self.read, TextRequest) else 1
 
 
-class Line(Generic[Asked]):
-    """Has requests answered by a thread of its own in the order in which they came, all that wait in one go.
+class Line:
+    """Has requests answered by a thread of its own in the order in which they came, as many in one go as fit.
 
     Args:
         answer: Answers requests.
         most_rows: Texts that are answered in one go, at most, unless a single request has more.
-        limits: Of the line; None = it has none, and ``take`` waits for the answers: Triton's own queue does it all.
+        limits: Of the line.
     """
 
-    def __init__(
-        self, answer: Callable[[Sequence[Waiting[Asked]]], None], most_rows: int, limits: Limits | None
-    ) -> None:
+    def __init__(self, answer: Callable[[Sequence[Waiting]], None], most_rows: int, limits: Limits) -> None:
         self._answer, self._most_rows, self._limits = answer, most_rows, limits
-        self._waiting: deque[Waiting[Asked]] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._at_work = self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._thread.start()
 
-    def take(self, requests: Sequence[Waiting[Asked]]) -> list[Waiting[Asked]]:
+    def take(self, requests: Sequence[Waiting]) -> list[Waiting]:
         """Put requests at the end of the line.
 
         Returns:
             The requests that found it full, which are not in it.
         """
         with self._changed:
-            room = len(requests) if self._limits is None else max(0, self._limits.requests - len(self._waiting))
+            room = max(0, self._limits.requests - len(self._waiting))
+            if self._waiting or self._at_work:  # who finds nobody there does not wait
+                for one in requests[:room]:
+                    one.until = one.came + self._patience(one)
             self._waiting.extend(requests[:room])
-            self._changed.notify_all()
-            if self._limits is None:
-                self._changed.wait_for(lambda: not (self._waiting or self._at_work))
+            self._changed.notify()
             return list(requests[room:])
 
     def close(self) -> None:
         """Have all answered that wait, and stop."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._changed.notify()
         self._thread.join()
 
-    def _work(self) -> None:
-        while requests := self._next():
-            try:
-                self._answer(requests)
-            except Exception:  # the thread has to live on: all that come later wait for it
-                traceback.print_exc()
-            with self._changed:
-                self._at_work = False
-                self._changed.notify_all()
+    def _patience(self, one: Waiting) -> float:
+        asked = one.read.timeout_us / 1e6 if isinstance(one.read, TextRequest) else 0.0
+        return min(self._limits.seconds, asked or math.inf)
 
-    def _next(self) -> list[Waiting[Asked]]:
-        """The next requests, as many as go together; none when there will be no more."""
+    def _work(self) -> None:
+        while self._answer_next():
+            pass
+
+    def _answer_next(self) -> bool:
+        """Answer the next requests, as many as go together; False when there will be no more."""
         with self._changed:
+            self._at_work = False
             self._changed.wait_for(lambda: self._waiting or self._closed)
-            found: list[Waiting[Asked]] = []
+            found: list[Waiting] = []
             rows = 0
             while self._waiting and (not found or rows + self._waiting[0].rows <= self._most_rows):
                 found.append(self._waiting.popleft())
                 rows += found[-1].rows
-            self._at_work = bool(found)
-            return found
+            self._at_work = True
+        if found:
+            try:
+                self._answer(found)
+            except Exception:  # the thread has to live on: all that come later wait for it
+                traceback.print_exc()
+        return bool(found)

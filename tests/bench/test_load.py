@@ -59,6 +59,10 @@ nv_inference_exec_count{model="m",version="1"} 9
 nv_inference_queue_duration_us{model="m",version="1"} 4500
 nv_inference_queue_duration_us{model="m",version="2"} 500
 nv_inference_queue_duration_us{model="other",version="1"} 7
+nv_inference_compute_infer_duration_us{model="other",version="1"} 70
+nv_inference_exec_count{model="other",version="1"} 2
+nv_inference_request_success{model="other",version="1"} 5
+sentport_requests_total{model="m",version="1"} 11.000000
 sentport_executions_total{model="m",version="1"} 3.000000
 sentport_queue_us_total{model="m",version="1"} 250.000000
 sentport_compute_us_total{model="m",version="1"} 8000.000000
@@ -69,8 +73,10 @@ nv_cpu_utilization 0.4
 
 def test_counters_are_those_of_the_model() -> None:
     found = parse_counters(PAGE, "m")
-    assert found == {"requests": 12, "executions": 3, "queue_us": 5250, "compute_us": 8000, "tokens": 90}
-    assert what_happened({"requests": 2, "tokens": 90}, found) == {**found, "requests": 10, "tokens": 0}
+    assert found == {"requests": 11, "executions": 3, "queue_us": 5250, "compute_us": 8000, "tokens": 90}
+    assert what_happened({"requests": 2, "tokens": 90}, found) == {**found, "requests": 9, "tokens": 0}
+    # A model without counters of ours, as an ensemble is.
+    assert parse_counters(PAGE, "other") == {"requests": 5, "executions": 2, "queue_us": 7, "compute_us": 70}
     with pytest.raises(SentportError, match=r"metrics page http://127.0.0.1:9/metrics cannot be read"):
         read_counters("http://127.0.0.1:9", "m")
 

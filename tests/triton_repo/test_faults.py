@@ -17,8 +17,10 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -359,48 +361,57 @@ def test_overload_is_refused_and_passes(busy: Busy) -> None:
     busy.still_right()
 
 
-def test_a_full_line_turns_away_and_who_waits_too_long_is_refused(busy: Busy) -> None:
-    """Form text, whose model has the limits of its queue itself: work for many seconds, and patience for one."""
-    texts = [f"{number} " + "the cat sat on a mat " * 2000 for number in range(500)]
+def test_a_full_line_and_who_waits_in_it_in_vain(busy: Busy) -> None:
+    """Form text, whose model has the limits of its queue itself: 256 wait behind seconds of work for somebody else.
 
-    def ask(number: int) -> Vectors:
-        answer = client.infer("tiny", [text_tensor(texts[number])], timeout=1_000_000, parameters={"prompt": ""})
-        return np.array(answer.as_numpy("EMBEDDING")[0])
-
-    with grpc_library.InferenceServerClient(busy.server.grpc_url) as client:
-        before = server_memory(busy.server)
-        answers = at_once(len(texts), ask, workers=len(texts))
-        grown = server_memory(busy.server) - before
-    told = Counter((str(each.status()), each.message()) for each in answers if isinstance(each, Exception))
-    full, late = "the model's queue is full; ask again later", "the request waited longer than it may"
-    assert set(told) == {("StatusCode.UNAVAILABLE", full), ("StatusCode.UNAVAILABLE", late)}, told
-    assert sum(told.values()) < len(texts)
-    # Texts this long are alike to the model, which reads 48 tokens; the number at their front tells them apart.
-    for number, found in enumerate(answers):
-        if not isinstance(found, Exception):
-            assert np.abs(found - busy.right(texts[number])).max() <= SAME
-    assert grown < 200 << 20
-    busy.still_right()
-
-
-def test_a_request_whose_client_has_gone_is_not_computed(busy: Busy) -> None:
-    """20 that wait behind seconds of work for another, and are called off meanwhile."""
-    long = np.array([[f"{number} {'the cat sat on a mat ' * 5000}".encode()] for number in range(64)], dtype=object)
+    Some of them are called off, and others have less patience; 40 more find no room.
+    """
+    long = np.array([[f"{number} {'the cat sat on a mat ' * 8000}".encode()] for number in range(64)], dtype=object)
     work = grpc_library.InferInput("TEXT", [64, 1], "BYTES")
     work.set_data_from_numpy(long)
-    before = counters_at_rest(busy)
-    answered = threading.Event()
+    before, memory = counters_at_rest(busy), server_memory(busy.server)
+    answers: SimpleQueue[tuple[str, Any, Any]] = SimpleQueue()
+
+    def send(kind: str, given: Any, timeout: int | None = None) -> Any:
+        return client.async_infer("tiny", [given], partial(told, kind), timeout=timeout, parameters={"prompt": ""})
+
+    def told(kind: str, result: Any, error: Any) -> None:
+        answers.put((kind, result, error))
+
     with grpc_library.InferenceServerClient(busy.server.grpc_url) as client:
-        client.async_infer("tiny", [work], lambda result, error: answered.set())
+        send("work", work)
         until_taken(busy, before[TAKEN] + 1)
-        waiting = [client.async_infer("tiny", [text_tensor("sat")], lambda result, error: None) for _ in range(20)]
-        until_taken(busy, before[TAKEN] + 21)
-        assert not answered.is_set()
-        for each in waiting:
+        gone = [send("gone", text_tensor("sat")) for _ in range(20)]
+        for _ in range(100):
+            send("hasty", text_tensor("sat"), timeout=1)
+        for _ in range(136):
+            send("patient", text_tensor("sat"))
+        until_taken(busy, before[TAKEN] + 257)
+        for _ in range(40):
+            send("too many", text_tensor("sat"))
+        until_taken(busy, before[TAKEN] + 297)
+        for each in gone:
             each.cancel()
-        assert answered.wait(60)
-    refused = "sentport_refused_total"
-    assert counters_at_rest(busy)[refused] - before[refused] == 20
+        found = [answers.get(timeout=60) for _ in range(297)]
+        assert server_memory(busy.server) - memory < 200 << 20
+    kinds = Counter((kind, error and error.message()) for kind, _, error in found if kind != "gone")
+    assert kinds == {
+        ("work", None): 1,
+        ("hasty", "the request waited longer than it may"): 100,
+        ("patient", None): 136,
+        ("too many", "the model's queue is full; ask again later"): 40,
+    }
+    assert {str(error.status()) for kind, _, error in found if kind in ("hasty", "too many")} == {
+        "StatusCode.UNAVAILABLE"
+    }
+    assert all(
+        np.abs(answer.as_numpy("EMBEDDING")[0] - busy.right("sat")).max() <= SAME
+        for kind, answer, _ in found
+        if kind == "patient"
+    )
+    after = counters_at_rest(busy)
+    grown = {name: after[name] - before[name] for name in ("sentport_refused_total", "sentport_turned_away_total")}
+    assert grown == {"sentport_refused_total": 100 + 20, "sentport_turned_away_total": 40}
     busy.still_right()
 
 

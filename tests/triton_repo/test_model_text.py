@@ -167,6 +167,9 @@ class Wire:
             raise self._parameters
         return self._parameters
 
+    def timeout(self) -> int:
+        return 0
+
 
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -200,11 +203,10 @@ class FromTriton(Wire):
         super().__init__("{}")
         self.answers: list[Any] = []
 
-    def timeout(self) -> int:
-        return 0
-
     def get_response_sender(self) -> Any:
-        return SimpleNamespace(send=lambda answer, flags: self.answers.append((answer, flags)))
+        return SimpleNamespace(
+            send=lambda answer, flags: self.answers.append((answer, flags)), is_cancelled=lambda: False
+        )
 
 
 def test_every_request_is_answered_once_whatever_happens(
@@ -223,8 +225,7 @@ def test_every_request_is_answered_once_whatever_happens(
     triton.Logger = SimpleNamespace(log_error=logged.append)
     served = template.TritonPythonModel()
     served._model, served._metrics = model, SimpleNamespace(report=lambda counts: None)
-    served._limits = Limits(2, 30.0)
-    served._line = Line(served._answer, 8, served._limits)
+    served._line = Line(served._answer, 8, Limits(2, 30.0))
     before = replace(model.counts)
     requests = [FromTriton() for _ in range(3)]
     served.execute(requests)  # three at once find room for two
@@ -238,14 +239,14 @@ def test_every_request_is_answered_once_whatever_happens(
     def fails(requests: Any) -> Any:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr(model, "answer", fails)
-    served._line = Line(served._answer, 8, served._limits)
-    (failed,) = [FromTriton()]
-    served.execute([failed])
-    served._line.close()
-    ((error, _),) = failed.answers
-    assert (error.code, error.told) == (2, "the model failed (ZeroDivisionError: by zero)")
-    assert "ZeroDivisionError" in logged[0]
+    served._line = None
+    for answer in (fails, lambda requests: [SimpleNamespace(tensors=lambda: fails(None))]):
+        monkeypatch.setattr(model, "answer", answer)
+        failed = FromTriton()
+        served.execute([failed])
+        ((error, _),) = failed.answers
+        assert (error.code, error.told) == (2, "the model failed (ZeroDivisionError: by zero)")
+        assert "ZeroDivisionError" in logged.pop()
 
 
 def config(encoder: Encoder, changes: dict[str, str]) -> dict[str, Any]:

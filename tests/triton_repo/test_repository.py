@@ -138,6 +138,9 @@ def test_cacheable_variant_has_one_output_and_all_fixed(tiny_bundle: Path, tmp_p
     assert config.response_cache.enable
     assert [(each.name, list(each.dims)) for each in config.output] == [("EMBEDDING", [7])]
     settings = {key: value.string_value for key, value in config.parameters.items()}
+    # What the model refuses, the cache would keep; what Triton's queue refuses never gets there.
+    assert config.dynamic_batching.default_queue_policy.max_queue_size == 1024
+    assert "max_queue" not in settings
     assert (settings["fixed_prompt"], settings["fixed_dim"]) == ("query", "7")
     assert settings["fixed_on_truncate"] == "allow"
     assert json.loads(settings[wire.ENCODER])["dim"] == 7

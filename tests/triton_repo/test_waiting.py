@@ -13,13 +13,15 @@ import pytest
 from sentport.errors import SentportError
 from triton_repo import settings
 from triton_repo.config import Batching
+from triton_repo.requests import TextRequest
 from triton_repo.waiting import Limits, Line, Waiting
 
 PATIENCE = 20.0
 
 
-def asked(*names: str, rows: int = 1) -> list[Waiting[str]]:
-    return [Waiting(name, rows, 0.0, math.inf) for name in names]
+def asked(*names: str, rows: int = 1, timeout_us: int = 0) -> list[Waiting]:
+    """Requests that go by the name of who waits for the answer."""
+    return [Waiting(name, TextRequest([b""] * rows, {}, timeout_us), 5.0) for name in names]
 
 
 class Desk:
@@ -30,63 +32,48 @@ class Desk:
         self.may_go_on = threading.Semaphore(0)
         self.came = threading.Semaphore(0)
 
-    def answer(self, requests: Sequence[Waiting[str]]) -> None:
+    def answer(self, requests: Sequence[Waiting]) -> None:
         self.came.release()
         assert self.may_go_on.acquire(timeout=PATIENCE)
-        self.answered.append([one.asked for one in requests])
+        self.answered.append([one.sender for one in requests])
         if "fault" in self.answered[-1]:
             raise ValueError("a fault")
 
 
 @contextmanager
-def line(limits: Limits | None, most_rows: int = 4) -> Iterator[tuple[Desk, Line[str]]]:
-    """A line whose first request is being answered, and those after it wait; at the end all are."""
+def line(most: int, seconds: float = 1.0) -> Iterator[tuple[Desk, Line]]:
+    """A line whose first request is being answered, so that those after it wait; at the end all are answered."""
     desk = Desk()
-    opened = Line(desk.answer, most_rows, limits)
+    opened = Line(desk.answer, 4, Limits(most, seconds))
     try:
-        if limits is not None:
-            opened.take(asked("first"))
-            assert desk.came.acquire(timeout=PATIENCE)
+        assert opened.take(asked("first")) == []
+        assert desk.came.acquire(timeout=PATIENCE)
         yield desk, opened
     finally:
         desk.may_go_on.release(100)
         opened.close()
 
 
-def test_all_that_wait_are_answered_in_one_go_as_many_as_fit() -> None:
-    with line(Limits(100, 1.0)) as (desk, opened):
-        assert opened.take(asked("a", "b")) == []
-        assert opened.take(asked("c", rows=2)) == []
-        assert opened.take(asked("d")) == []
-        assert opened.take(asked("large", rows=9)) == []
-        assert opened.take(asked("e")) == []
+def test_as_many_as_fit_are_answered_in_one_go() -> None:
+    with line(100) as (desk, opened):
+        for one in (asked("a", "b"), asked("c", rows=2), asked("d"), asked("large", rows=9), asked("e")):
+            assert opened.take(one) == []
     assert desk.answered == [["first"], ["a", "b", "c"], ["d"], ["large"], ["e"]]
 
 
 def test_who_finds_it_full_is_turned_away() -> None:
-    with line(Limits(3, 1.0)) as (desk, opened):
+    with line(3) as (desk, opened):
         assert opened.take(asked("a", "b")) == []
-        assert [one.asked for one in opened.take(asked("c", "d", "e"))] == ["d", "e"]
-        assert [one.asked for one in opened.take(asked("f"))] == ["f"]
+        assert [one.sender for one in opened.take(asked("c", "d", "e"))] == ["d", "e"]
+        assert [one.sender for one in opened.take(asked("f"))] == ["f"]
         desk.may_go_on.release()
         assert desk.came.acquire(timeout=PATIENCE)  # the three are at the desk
         assert opened.take(asked("g")) == []
     assert desk.answered == [["first"], ["a", "b", "c"], ["g"]]
 
 
-def test_without_limits_each_execution_is_answered_before_the_next() -> None:
-    with line(None) as (desk, opened):
-        taken = threading.Thread(target=lambda: opened.take(asked("a", "b")))
-        taken.start()
-        assert desk.came.acquire(timeout=PATIENCE)
-        assert taken.is_alive()
-        desk.may_go_on.release()
-        taken.join(PATIENCE)
-        assert desk.answered == [["a", "b"]]
-
-
 def test_a_fault_is_told_and_the_next_are_answered(capfd: pytest.CaptureFixture[str]) -> None:
-    with line(Limits(100, 1.0)) as (desk, opened):
+    with line(100) as (desk, opened):
         opened.take(asked("fault"))
         desk.may_go_on.release(2)
         assert desk.came.acquire(timeout=PATIENCE)
@@ -95,24 +82,31 @@ def test_a_fault_is_told_and_the_next_are_answered(capfd: pytest.CaptureFixture[
     assert "ValueError: a fault" in capfd.readouterr().err
 
 
-def test_patience_is_the_models_or_a_shorter_one() -> None:
-    limits = Limits(1, 30.0)
-    assert limits.until(5.0, 0) == 35.0
-    assert limits.until(5.0, 250_000) == 5.25
-    assert limits.until(5.0, 60_000_000) == 35.0
+def test_patience_is_the_lines_or_a_shorter_one_and_who_is_first_needs_none() -> None:
+    with line(100, seconds=30.0) as (_, opened):
+        requests = [*asked("a"), *asked("b", timeout_us=250_000), *asked("c", timeout_us=60_000_000)]
+        requests.append(Waiting("cannot be read", SentportError("no"), 5.0))
+        opened.take(requests)
+        assert [one.until for one in requests] == [35.0, 5.25, 35.0, 35.0]
+    desk = Desk()
+    desk.may_go_on.release()
+    opened = Line(desk.answer, 4, Limits(100, 30.0))
+    (alone,) = asked("alone")
+    opened.take([alone])
+    opened.close()
+    assert alone.until == math.inf
 
 
-@pytest.mark.parametrize(
-    ("batching", "expected"),
-    [
-        (Batching(max_queue=9, timeout_ms=70), Limits(9, 0.07)),
-        (Batching(max_queue=0), None),
-        (Batching(priorities=2), None),
-        (Batching(shares="cores"), None),
-    ],
-)
-def test_limits_from_a_batching_to_a_model(batching: Batching, expected: Limits | None) -> None:
-    assert settings.limits(config(settings.line(batching))) == expected
+def test_limits_from_a_batching_to_a_model() -> None:
+    batching = Batching(max_queue=9, timeout_ms=2**31 - 1)
+    assert batching.own_line
+    assert settings.limits(config(settings.line(batching))) == Limits(9, 2147483.647)
+    assert settings.limits(config({})) is None
+
+
+@pytest.mark.parametrize("batching", [Batching(max_queue=0), Batching(priorities=2), Batching(shares="cores")])
+def test_no_line_where_tritons_queue_has_none_or_more_than_limits(batching: Batching) -> None:
+    assert not batching.own_line
 
 
 def test_limits_that_cannot_be_read() -> None:

@@ -1,7 +1,6 @@
 """One of sentport's models. All it does is in sentport's ``triton_repo``; this file speaks to Triton."""
 
 import json
-import math
 import time
 import traceback
 from collections.abc import Sequence
@@ -29,69 +28,80 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
         try:
-            self._limits = settings.limits(config)
+            limits = settings.limits(config)
             self._model = open_model(config, folder)
         except SentportError as error:
             # Triton prints a trace for other exceptions; this one is the user's to mend and says how.
             raise pb_utils.TritonModelException(str(error)) from None
         self._metrics = Metrics(pb_utils.MetricFamily, args["model_name"], args["model_version"])
-        self._line = Line(self._answer, config["max_batch_size"], self._limits)
+        self._line = None if limits is None else Line(self._answer, config["max_batch_size"], limits)
 
     def execute(self, requests: list[Any]) -> None:
-        """Take the requests of one execution; the line's thread answers them."""
-        for one in self._line.take([self._waiting(request) for request in requests]):
-            sender, _ = one.asked
-            _send(sender, Unavailable("the model's queue is full; ask again later"))
+        """Take the requests of one execution into the line; without one, answer them."""
+        taken = [
+            Waiting(request.get_response_sender(), _request(request, self._model.takes_parameters), time.monotonic())
+            for request in requests
+        ]
+        if self._line is None:
+            self._answer(taken)
+            return
+        for one in self._line.take(taken):
+            _send(one.sender, Unavailable("the model's queue is full; ask again later"))
             self._model.counts.turned_away += 1
 
     def finalize(self) -> None:
-        """Answer who waits, and free the engine."""
-        self._line.close()
+        """Free the engine. Triton gives up a model when all its requests are answered, so that the line is empty."""
+        if self._line is not None:
+            self._line.close()
         self._model.close()
 
-    def _waiting(self, request: Any) -> Waiting[tuple[Any, TextRequest | SentportError]]:
-        came = time.monotonic()
-        read = _request(request, self._model.takes_parameters)
-        rows = len(read.texts) if isinstance(read, TextRequest) else 1
-        until = math.inf if self._limits is None else self._limits.until(came, request.timeout())
-        return Waiting((request.get_response_sender(), read), rows, came, until)
-
-    def _answer(self, requests: Sequence[Waiting[tuple[Any, TextRequest | SentportError]]]) -> None:
+    def _answer(self, requests: Sequence[Waiting]) -> None:
         began = time.monotonic()
-        read = [_too_late(one, began) or one.asked[1] for one in requests]
+        answers: Sequence[Answer | SentportError]
         try:
-            answers: Sequence[Answer | SentportError] = self._model.answer(read)
+            answers = self._model.answer([_too_late(one, began) or one.read for one in requests])
         except Exception as error:  # nobody else would answer them
             pb_utils.Logger.log_error(traceback.format_exc())
-            told = " ".join(f"the model failed ({type(error).__name__}: {error})".split())
-            answers = [ModelFailure(told)] * len(requests)
-        self._model.counts.took([one.came for one in requests], began, time.monotonic())
+            answers = [_failure(error)] * len(requests)
+            self._model.counts.served(answers)
+        if self._line is not None:  # else Triton counts the time, and nobody counts it twice
+            self._model.counts.took([one.came for one in requests], began, time.monotonic())
         for one, answer in zip(requests, answers, strict=True):
-            _send(one.asked[0], answer)
+            _send(one.sender, answer)
         self._metrics.report(self._model.counts)
 
 
 def _request(request: Any, with_parameters: bool) -> TextRequest | SentportError:
     try:
         texts = pb_utils.get_input_tensor_by_name(request, wire.TEXT).as_numpy()  # [n, 1] of bytes
-        return TextRequest(texts[:, 0].tolist(), json.loads(request.parameters()) if with_parameters else {})
+        parameters = json.loads(request.parameters()) if with_parameters else {}
+        return TextRequest(texts[:, 0].tolist(), parameters, request.timeout())
     except Exception as error:  # whatever it is: raised here, it would fail all requests of this execution
         return SentportError(" ".join(f"the request cannot be read ({type(error).__name__}: {error})".split()))
 
 
-def _too_late(one: Waiting[tuple[Any, TextRequest | SentportError]], now: float) -> Unavailable | None:
+def _too_late(one: Waiting, now: float) -> Unavailable | None:
     if now >= one.until:
         return Unavailable("the request waited longer than it may")
     # Asking takes a message to the server's process and back.
-    if now - one.came > ASK_AFTER_S and one.asked[0].is_cancelled():
+    if now - one.came > ASK_AFTER_S and one.sender.is_cancelled():
         return Unavailable("nobody waits for the answer")
     return None
 
 
+def _failure(error: Exception) -> ModelFailure:
+    return ModelFailure(" ".join(f"the model failed ({type(error).__name__}: {error})".split()))
+
+
 def _send(sender: Any, answer: Answer | SentportError) -> None:
     try:
-        sender.send(_response(answer), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception:  # a request that cannot be answered must not keep the others from it
+        response = _response(answer)
+    except Exception as error:
+        pb_utils.Logger.log_error(traceback.format_exc())
+        response = _response(_failure(error))
+    try:
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception:  # a sender sends once; whom it fails must not keep the others from their answers
         pb_utils.Logger.log_error(traceback.format_exc())
 
 
