@@ -61,12 +61,15 @@ class Line:
         answer: Answers requests.
         most_rows: Texts that are answered in one go, at most, unless a single request has more.
         limits: Of the line.
+        patient: So many requests, the first ones, wait as long as it takes: a warm-up that is refused ends the model.
     """
 
-    def __init__(self, answer: Callable[[Sequence[Waiting]], None], most_rows: int, limits: Limits) -> None:
-        self._answer, self._most_rows, self._limits = answer, most_rows, limits
+    def __init__(
+        self, answer: Callable[[Sequence[Waiting]], None], most_rows: int, limits: Limits, patient: int = 0
+    ) -> None:
+        self._answer, self._most_rows, self._limits, self._patient = answer, most_rows, limits, patient
         self._waiting: deque[Waiting] = deque()
-        self._at_work = self._closed = False
+        self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
         self._thread.start()
@@ -79,9 +82,9 @@ class Line:
         """
         with self._changed:
             room = max(0, self._limits.requests - len(self._waiting))
-            if self._waiting or self._at_work:  # who finds nobody there does not wait
-                for one in requests[:room]:
-                    one.until = one.came + self._patience(one)
+            for one in requests[self._patient : room]:
+                one.until = one.came + self._patience(one)
+            self._patient = max(0, self._patient - len(requests))
             self._waiting.extend(requests[:room])
             self._changed.notify()
             return list(requests[room:])
@@ -104,14 +107,12 @@ class Line:
     def _answer_next(self) -> bool:
         """Answer the next requests, as many as go together; False when there will be no more."""
         with self._changed:
-            self._at_work = False
             self._changed.wait_for(lambda: self._waiting or self._closed)
             found: list[Waiting] = []
             rows = 0
             while self._waiting and (not found or rows + self._waiting[0].rows <= self._most_rows):
                 found.append(self._waiting.popleft())
                 rows += found[-1].rows
-            self._at_work = True
         if found:
             try:
                 self._answer(found)

@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from conftest import ROOT, environment, install_wheel
 
+from bench.server_metrics import read_counters
 from sentport import Encoder
 from sentport.encoder import EncoderInfo, TextEncoder, Vectors
 from sentport.errors import InputError, SentportError
@@ -30,6 +30,7 @@ from sentport.inputs import MOST_BYTES
 from triton_repo.client import AsyncClient, Client
 from triton_repo.config import Batching
 from triton_repo.environment import ServerEnvironment
+from triton_repo.form_text import WARMUP_TEXTS
 from triton_repo.repository import write_repository
 from triton_repo.requests import Fixed
 from triton_repo.server import TritonServer
@@ -39,7 +40,7 @@ from triton_repo.wanted import Wanted
 
 @dataclass(frozen=True)
 class Served:
-    """A server with three models: MiniLM, the tiny one that waits long for company, and its cacheable variant."""
+    """A server with MiniLM and the tiny model, which waits long for company, is cacheable, or has no patience."""
 
     urls: dict[str, str]
     minilm: Encoder
@@ -56,7 +57,9 @@ def served(
     folder = tmp_path_factory.mktemp("served")
     models = write_repository(Wanted(minilm_bundle, name="minilm"), folder / "models")
     slow = Batching(delay_us=400_000, max_batch=64)
-    for name, batching, fixed in (("tiny", slow, None), ("cacheable", None, Fixed(prompt="query", dim=5))):
+    tight = Batching(max_queue=1, timeout_ms=1)
+    fixed_so = Fixed(prompt="query", dim=5)
+    for name, batching, fixed in (("tiny", slow, None), ("cacheable", None, fixed_so), ("tight", tight, None)):
         out = write_repository(Wanted(tiny_bundle, name=name, threads=1, batching=batching, fixed=fixed), folder / name)
         (out / name).rename(models / name)
     encoders = (
@@ -111,11 +114,8 @@ def statistics(served: Served, model: str, after: int = 0) -> tuple[int, int]:
     deadline = time.monotonic() + 10
     found = (-1, -1)
     while True:
-        with urlopen(served.urls["metrics"], timeout=5) as answer:
-            page = answer.read().decode()
-        names = ("sentport_requests_total", "sentport_executions_total")
-        values = [re.search(rf'^{name}{{model="{model}",.*}} (\d+)', page, re.MULTILINE) for name in names]
-        before, found = found, (int(values[0][1]), int(values[1][1])) if values[0] and values[1] else (0, 0)
+        counted = read_counters(served.urls["metrics"], model)
+        before, found = found, (int(counted["requests"]), int(counted["executions"]))
         if (found == before and found[0] >= after) or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
@@ -268,6 +268,14 @@ def test_cacheable_variant(served: Served, protocol: str, caplog: pytest.LogCapt
         Client(served.urls[protocol], model="cacheable", protocol=protocol, on_truncate="error")
 
 
+def test_the_smallest_limits_do_not_refuse_the_warm_up(served: Served) -> None:
+    import tritonclient.grpc as library
+
+    with library.InferenceServerClient(served.urls["grpc"]) as client:
+        assert client.is_model_ready("tight")
+    assert statistics(served, "tight") == (len(WARMUP_TEXTS), len(WARMUP_TEXTS))
+
+
 def hammer(served: Served, texts: list[str], clients: int) -> tuple[Vectors, float]:
     """One text a request from many clients at once: the vectors, and executions for each request."""
     url = served.urls["grpc"]
@@ -311,7 +319,7 @@ def test_wrong_address_and_model_are_one_line(served: Served, protocol: str) -> 
     cases = [
         ("127.0.0.1:1", "minilm", r"no Triton server answers at 127\.0\.0\.1:1 over .*sentport serve"),
         (other, "minilm", f"no Triton server answers at {other} over {protocol}"),
-        (served.urls[protocol], "minilmm", "has no model 'minilmm'; it has cacheable, minilm, tiny"),
+        (served.urls[protocol], "minilmm", "has no model 'minilmm'; it has cacheable, minilm, tight, tiny"),
     ]
     for url, model, message in cases:
         for connected in (

@@ -82,19 +82,23 @@ def test_a_fault_is_told_and_the_next_are_answered(capfd: pytest.CaptureFixture[
     assert "ValueError: a fault" in capfd.readouterr().err
 
 
-def test_patience_is_the_lines_or_a_shorter_one_and_who_is_first_needs_none() -> None:
+def test_patience_is_the_lines_or_a_shorter_one() -> None:
     with line(100, seconds=30.0) as (_, opened):
         requests = [*asked("a"), *asked("b", timeout_us=250_000), *asked("c", timeout_us=60_000_000)]
         requests.append(Waiting("cannot be read", SentportError("no"), 5.0))
         opened.take(requests)
         assert [one.until for one in requests] == [35.0, 5.25, 35.0, 35.0]
+
+
+def test_the_first_ones_wait_as_long_as_it_takes() -> None:
     desk = Desk()
-    desk.may_go_on.release()
-    opened = Line(desk.answer, 4, Limits(100, 30.0))
-    (alone,) = asked("alone")
-    opened.take([alone])
+    desk.may_go_on.release(100)
+    opened = Line(desk.answer, 4, Limits(100, 30.0), patient=3)
+    requests = asked("a", "b", "c", "d", "e")
+    opened.take(requests[:1])
+    opened.take(requests[1:])
     opened.close()
-    assert alone.until == math.inf
+    assert [one.until for one in requests] == [math.inf, math.inf, math.inf, 35.0, 35.0]
 
 
 def test_limits_from_a_batching_to_a_model() -> None:

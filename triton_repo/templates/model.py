@@ -34,7 +34,8 @@ class TritonPythonModel:
             # Triton prints a trace for other exceptions; this one is the user's to mend and says how.
             raise pb_utils.TritonModelException(str(error)) from None
         self._metrics = Metrics(pb_utils.MetricFamily, args["model_name"], args["model_version"])
-        self._line = None if limits is None else Line(self._answer, config["max_batch_size"], limits)
+        warm_up = sum(int(sample["batch_size"]) for sample in config.get("model_warmup", ()))  # requests
+        self._line = None if limits is None else Line(self._answer, config["max_batch_size"], limits, warm_up)
 
     def execute(self, requests: list[Any]) -> None:
         """Take the requests of one execution into the line; without one, answer them."""
